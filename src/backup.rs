@@ -1,0 +1,62 @@
+//! Backup: a whole new file, or none.
+
+use std::fs::OpenOptions;
+use std::path::{Path, PathBuf};
+
+use rusqlite::{Connection, OpenFlags};
+
+use crate::db;
+use crate::error::{Error, Result};
+use crate::sql::meta;
+
+/// Has `copy` fill a file beside the target, raises its epoch, and gives it the target's name at the end.
+pub(crate) fn write(target: &Path, copy: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+    let refuse = |detail: String| Error::Backup { path: target.to_owned(), detail };
+    let target = db::resolve(target).map_err(|error| match error {
+        Error::Open { detail, .. } => refuse(detail),
+        error => error,
+    })?;
+    if target.exists() {
+        return Err(refuse("it exists already; choose a new name".into()));
+    }
+    let mut name = target.as_os_str().to_owned();
+    name.push(format!(".{:016x}.part", fastrand::u64(..)));
+    let part = Part(name.into());
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    options.open(&part.0).map_err(|error| refuse(format!("it cannot be created: {error}")))?;
+    copy(&part.0)?;
+    raise_epoch(&part.0)?;
+    // A link, unlike a rename, never replaces a file that has come to be there meanwhile.
+    let linked = std::fs::hard_link(&part.0, &target).or_else(|error| match error.kind() {
+        std::io::ErrorKind::AlreadyExists => Err(error),
+        _ if target.exists() => Err(std::io::ErrorKind::AlreadyExists.into()),
+        _ => std::fs::rename(&part.0, &target), // a file system without links
+    });
+    linked.map_err(|error| refuse(format!("the finished copy cannot be given that name: {error}")))
+}
+
+/// A token that the original issues after this moment must not be worth anything in the copy.
+fn raise_epoch(copy: &Path) -> Result<()> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let conn = Connection::open_with_flags(copy, flags)?;
+    conn.execute_batch("PRAGMA journal_mode = DELETE; PRAGMA synchronous = FULL; BEGIN IMMEDIATE")?;
+    meta::set(&conn, "epoch", meta::need::<i64>(&conn, "epoch")? + 1)?;
+    conn.execute_batch("COMMIT")?;
+    Ok(())
+}
+
+/// The unfinished copy; removed in any case.
+struct Part(PathBuf);
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        for suffix in ["", "-journal"] {
+            let mut name = self.0.as_os_str().to_owned();
+            name.push(suffix);
+            let _ = std::fs::remove_file(name);
+        }
+    }
+}

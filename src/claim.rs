@@ -1,0 +1,298 @@
+//! The claim: the right to work on a message for a while.
+
+use std::fmt;
+use std::time::Duration;
+
+use rusqlite::Connection;
+use serde::de::DeserializeOwned;
+
+#[allow(unused_imports, reason = "named by the documentation")]
+use crate::error::Error;
+use crate::error::Result;
+use crate::message::MessageId;
+use crate::receipt::Receipt;
+use crate::sql::claim::{ById, Obstacle, Taken};
+use crate::sql::settle::{Settle, Settled};
+use crate::state::{Route, Status};
+use crate::worker::Worker;
+
+pub use crate::sql::claim::How;
+
+/// Dropping a claim settles nothing: the message stays held until its lease runs out, and then counts a crash.
+///
+/// A claim is a message, a receipt and a lease. It is ended by one of ack, fail, reject, defer and release. Only its
+/// receipt decides whether that still counts: if the message was taken back, claimed again or cancelled meanwhile, the call
+/// changes nothing and says so.
+#[must_use = "dropping a claim settles nothing: the message stays held until its lease runs out"]
+#[derive(Debug, Clone)]
+pub struct Claim {
+    worker: Worker,
+    queue: String,
+    taken: Taken,
+}
+
+/// The reason that a deferral is stored with unless another is given.
+const DEFERRED: &str = "deferred";
+
+impl Claim {
+    pub(crate) fn new(worker: Worker, queue: &str, taken: Taken) -> Claim {
+        Claim { worker, queue: queue.to_owned(), taken }
+    }
+
+    /// The message's id.
+    pub fn id(&self) -> MessageId {
+        self.taken.record.id()
+    }
+
+    /// The receipt of this claim.
+    pub fn receipt(&self) -> Receipt {
+        self.taken.receipt
+    }
+
+    /// The message's queue.
+    pub fn queue(&self) -> &str {
+        &self.queue
+    }
+
+    /// The message's payload, exactly as it was enqueued.
+    pub fn payload(&self) -> &[u8] {
+        &self.taken.payload
+    }
+
+    /// The payload, read as JSON.
+    ///
+    /// # Errors
+    /// [`Error::Json`] where it is not the JSON of a `T`.
+    pub fn json<T: DeserializeOwned>(&self) -> Result<T> {
+        Ok(serde_json::from_slice(&self.taken.payload)?)
+    }
+
+    /// Which try this is, from 1 on; tries that were given back (deferred, released) are not counted.
+    pub fn attempts(&self) -> u32 {
+        self.taken.record.attempts
+    }
+
+    /// Earlier claims of the message that ended with the death or the silence of their worker.
+    pub fn crashes(&self) -> u32 {
+        self.taken.record.crashes
+    }
+
+    /// Times the message was deferred.
+    pub fn deferrals(&self) -> u32 {
+        self.taken.record.deferrals
+    }
+
+    /// The message's priority.
+    pub fn priority(&self) -> i32 {
+        self.taken.record.priority
+    }
+
+    /// The message's key.
+    pub fn key(&self) -> Option<&str> {
+        self.taken.record.key.as_deref()
+    }
+
+    /// The message's group.
+    pub fn group(&self) -> Option<&str> {
+        self.taken.record.group.as_deref()
+    }
+
+    /// The status that the message has when nobody holds it.
+    pub fn route(&self) -> Route {
+        self.taken.record.route
+    }
+
+    /// The error of the last try, if that failed.
+    pub fn last_error(&self) -> Option<&str> {
+        self.taken.record.last_error.as_deref()
+    }
+
+    /// How this claim came about.
+    pub fn how(&self) -> How {
+        self.taken.how
+    }
+
+    /// When the message was enqueued, in unix ms.
+    pub fn enqueued_at(&self) -> i64 {
+        self.taken.record.enqueued_at
+    }
+
+    /// The worker that claimed it.
+    pub fn worker(&self) -> &Worker {
+        &self.worker
+    }
+
+    /// The work is done. The message is deleted, or kept as done for the store's retention.
+    ///
+    /// # Errors
+    /// [`Error::Stale`] or [`Error::Cancelled`] where the claim is lost; nothing was changed.
+    pub fn ack(&self) -> Result<Settled> {
+        self.settle(Settle::Ack)
+    }
+
+    /// The work failed: the message is tried again after its backoff, or becomes a dead letter when its attempts are used up.
+    ///
+    /// # Errors
+    /// As [`Claim::ack`].
+    pub fn fail(&self, error: impl fmt::Display) -> Result<Settled> {
+        self.settle(Settle::Fail { error: error.to_string(), retry_in: None })
+    }
+
+    /// As [`Claim::fail`], with the next try no sooner than after this long: neither backoff nor jitter applies.
+    ///
+    /// # Errors
+    /// As [`Claim::ack`].
+    pub fn fail_for(&self, error: impl fmt::Display, retry_in: Duration) -> Result<Settled> {
+        self.settle(Settle::Fail { error: error.to_string(), retry_in: Some(retry_in) })
+    }
+
+    /// The message can never be worked on: it becomes a dead letter at once.
+    ///
+    /// # Errors
+    /// As [`Claim::ack`].
+    pub fn reject(&self, error: impl fmt::Display) -> Result<Settled> {
+        self.settle(Settle::Reject { error: error.to_string() })
+    }
+
+    /// Not now (a rate limit, say): the message stays this worker's, in `processing`, and waits in the retry queue. It costs no attempt. After this call the receipt is worth nothing; the worker's next claim finds the message when it is due.
+    ///
+    /// # Errors
+    /// As [`Claim::ack`].
+    pub fn defer(&self, delay: Duration) -> Result<Settled> {
+        self.defer_because(delay, DEFERRED)
+    }
+
+    /// As [`Claim::defer`], with a reason that the retry queue shows.
+    ///
+    /// # Errors
+    /// As [`Claim::ack`].
+    pub fn defer_because(&self, delay: Duration, reason: impl fmt::Display) -> Result<Settled> {
+        self.settle(Settle::Defer { delay, reason: reason.to_string() })
+    }
+
+    /// Gives the message back to its route, for anyone, at once. It costs no attempt.
+    ///
+    /// # Errors
+    /// As [`Claim::ack`].
+    pub fn release(&self) -> Result<Settled> {
+        self.settle(Settle::Release)
+    }
+
+    /// The lease lasts at least this long from the moment this takes effect; it is never shortened.
+    ///
+    /// # Errors
+    /// [`Error::Stale`], [`Error::Cancelled`] or [`Error::Gone`] where the claim is lost.
+    pub fn extend(&self, lease: Duration) -> Result<()> {
+        self.settle(Settle::Extend { lease }).map(drop)
+    }
+
+    /// Acks in the application's own transaction on the same file: the effect and the ack are one commit.
+    ///
+    /// # Errors
+    /// As [`Store::ack_in`](crate::Store::ack_in): on any of them, roll the transaction back.
+    pub fn ack_in(&self, conn: &Connection) -> Result<()> {
+        self.worker.store().ack_in(conn, self.receipt())
+    }
+
+    /// Refuses, in the application's own transaction, to go on if this claim is lost: so that a late worker cannot write its effects.
+    ///
+    /// # Errors
+    /// As [`Store::ack_in`](crate::Store::ack_in): on any of them, roll the transaction back.
+    pub fn guard(&self, conn: &Connection) -> Result<()> {
+        self.worker.store().guard(conn, self.receipt())
+    }
+
+    fn settle(&self, how: Settle) -> Result<Settled> {
+        self.worker.store().settle(self.receipt(), how)
+    }
+}
+
+/// What a claim by id came to: the claim, or what stands in its way.
+#[derive(Debug)]
+#[non_exhaustive]
+#[must_use = "a verdict may hold a claim, and dropping that settles nothing"]
+pub enum Verdict {
+    /// Nobody held it, or whoever did is gone.
+    Claimed(Claim),
+    /// This worker held it or had deferred it, and has it again, under a new receipt.
+    Resumed(Claim),
+    /// This worker's label held it, but that claim was void: its lease had run out, or an earlier start of the worker had made it.
+    Recovered(Claim),
+    /// A worker holds it. Also this one, where claiming it again would exceed its attempts.
+    Held {
+        /// The worker.
+        by: String,
+        /// What is left of its lease.
+        lease_left: Duration,
+    },
+    /// It waits for something.
+    Waiting {
+        /// What for.
+        what: Wait,
+        /// Until when, in unix ms, where that is known.
+        until: Option<i64>,
+    },
+    /// It is finished.
+    Finished {
+        /// How.
+        status: Status,
+    },
+    /// There is no such message.
+    NotFound,
+}
+
+/// What a message waits for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Wait {
+    /// The instant of its first or next try.
+    Due,
+    /// It was deferred: its instant, or, when that has come, its own worker.
+    Deferred {
+        /// The worker it is kept for.
+        by: String,
+    },
+    /// Another message of its group.
+    Group {
+        /// The message whose turn it is.
+        behind: MessageId,
+    },
+    /// A worker that serves its route.
+    Route(Route),
+}
+
+impl Verdict {
+    pub(crate) fn new(worker: &Worker, verdict: ById, queue: &str) -> Verdict {
+        let obstacle = match verdict {
+            ById::Taken(taken) => {
+                let how = taken.how;
+                let claim = Claim::new(worker.clone(), queue, *taken);
+                return match how {
+                    How::Claimed => Verdict::Claimed(claim),
+                    How::Resumed => Verdict::Resumed(claim),
+                    How::Recovered => Verdict::Recovered(claim),
+                };
+            }
+            ById::NotFound => return Verdict::NotFound,
+            ById::Not(obstacle) => obstacle,
+        };
+        match obstacle {
+            Obstacle::Held { by, lease_left } => Verdict::Held { by, lease_left },
+            Obstacle::Deferred { by, until } => Verdict::Waiting { what: Wait::Deferred { by }, until: Some(until) },
+            Obstacle::Due { until } => Verdict::Waiting { what: Wait::Due, until: Some(until) },
+            Obstacle::Group { behind } => {
+                Verdict::Waiting { what: Wait::Group { behind: MessageId::new(behind) }, until: None }
+            }
+            Obstacle::Route(route) => Verdict::Waiting { what: Wait::Route(route), until: None },
+            Obstacle::Finished(status) => Verdict::Finished { status },
+        }
+    }
+
+    /// The claim, if there is one.
+    pub fn claim(self) -> Option<Claim> {
+        match self {
+            Verdict::Claimed(claim) | Verdict::Resumed(claim) | Verdict::Recovered(claim) => Some(claim),
+            _ => None,
+        }
+    }
+}

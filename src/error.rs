@@ -1,0 +1,290 @@
+//! What can go wrong, as variants that a caller can act on.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::message::MessageId;
+use crate::receipt::Receipt;
+use crate::state::Status;
+
+/// The result of every fallible call of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a call did nothing. Unless a variant says otherwise, nothing was stored and nothing changed.
+///
+/// It is `Clone`, because a failed group commit is told to every caller whose work was in it.
+///
+/// ```
+/// use relet::{Error, Store};
+///
+/// let store = Store::open_in_memory()?;
+/// match store.queue("").enqueue("hello") {
+///     Err(Error::QueueName { name, .. }) => assert_eq!(name, ""),
+///     other => panic!("{other:?}"),
+/// }
+/// # Ok::<(), relet::Error>(())
+/// ```
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Another process held the write lock for the whole busy wait. Call again, or raise `Options::busy_wait`.
+    #[error(
+        "the store is busy: another process held its write lock for {waited:?}; call again, or raise the busy wait"
+    )]
+    Busy {
+        /// How long this call waited.
+        waited: Duration,
+    },
+    /// The disk, or the file's page limit, is full. Stored messages are intact; free space, then call again (not sooner than after a second).
+    #[error("the disk is full: nothing was stored; free space (or prune finished messages) and call again")]
+    Full,
+    /// The commit may or may not survive a crash: the system reported an error while making it durable.
+    ///
+    /// Repeat the call: with a `key` (enqueue) or by receipt (settle) the repeat is safe. The store has reopened its
+    /// connection, and acknowledges nothing until a checkpoint has made the file whole.
+    #[error(
+        "the commit is indeterminate ({source}): it was not confirmed by the disk and may come back after a crash; repeat the call (safe with a key, and for settling)"
+    )]
+    Indeterminate {
+        /// What SQLite reported.
+        source: Arc<rusqlite::Error>,
+    },
+    /// The file, its folder or this handle is read-only.
+    #[error("{path} is read-only: {detail}")]
+    ReadOnly {
+        /// The store's path.
+        path: PathBuf,
+        /// What refused the write.
+        detail: String,
+    },
+    /// The database could not be put into WAL mode.
+    #[error(
+        "{path} is in journal mode {mode:?}, and could not be switched to WAL; close other connections to it and open it again"
+    )]
+    NotWal {
+        /// The store's path.
+        path: PathBuf,
+        /// The journal mode it is in.
+        mode: String,
+    },
+    /// The file was written by a newer relet. It was not touched.
+    #[error("schema too new: found version {found}, this relet supports {supported}; upgrade relet")]
+    SchemaTooNew {
+        /// Version in the file.
+        found: i64,
+        /// Highest version this build knows.
+        supported: i64,
+    },
+    /// The linked SQLite has the WAL-reset race. Use the `bundled` feature, or allow it with `Options::allow_old_sqlite`.
+    #[error(
+        "SQLite {found} has a WAL race that can corrupt files; relet needs {needed} or later (feature `bundled`), or Options::allow_old_sqlite(true)"
+    )]
+    SqliteTooOld {
+        /// Version that is linked.
+        found: String,
+        /// Lowest version that is accepted.
+        needed: &'static str,
+    },
+    /// The path could not be opened as a database.
+    #[error("cannot open {path}: {detail}")]
+    Open {
+        /// The path as it was given.
+        path: PathBuf,
+        /// What the system or SQLite said.
+        detail: String,
+    },
+    /// The file at the store's path was deleted or replaced while it was open. Open the store again.
+    #[error("{path} was deleted or replaced while it was open; nothing was stored; open the store again")]
+    FileReplaced {
+        /// The store's path.
+        path: PathBuf,
+    },
+    /// The payload is larger than the store accepts.
+    #[error(
+        "payload too large: {size} bytes, the limit is {limit}; store it elsewhere and enqueue a reference, or raise Options::payload_max"
+    )]
+    PayloadTooLarge {
+        /// Bytes of the payload.
+        size: usize,
+        /// The limit, in bytes.
+        limit: usize,
+    },
+    /// A queue's name is empty, too long, or has control characters.
+    #[error("queue name {name:?} {problem}; use 1 to {limit} bytes without control characters")]
+    QueueName {
+        /// The name as given (cut if it is very long).
+        name: String,
+        /// What is wrong with it.
+        problem: &'static str,
+        /// The limit, in bytes.
+        limit: usize,
+    },
+    /// A key, group, worker label or reason is empty, too long, or has control characters.
+    #[error("{what} {value:?} {problem}; use 1 to {limit} bytes without control characters")]
+    Text {
+        /// Which one: "key", "group" or "worker label".
+        what: &'static str,
+        /// The value as given (cut if it is very long).
+        value: String,
+        /// What is wrong with it.
+        problem: &'static str,
+        /// The limit, in bytes.
+        limit: usize,
+    },
+    /// A number is outside its range.
+    #[error("{what} {value} is out of range; use {min} to {max}")]
+    Range {
+        /// Which one, for example "priority".
+        what: &'static str,
+        /// The value as given.
+        value: i64,
+        /// Lowest accepted value.
+        min: i64,
+        /// Highest accepted value.
+        max: i64,
+    },
+    /// The receipt is no longer the newest one, or its claim was ended by somebody else. Nothing was changed. Drop the work.
+    #[error("claim lost: receipt {receipt} is stale; {now}")]
+    Stale {
+        /// The receipt that was used.
+        receipt: Receipt,
+        /// Where the message is now.
+        now: Whereabouts,
+    },
+    /// The message was cancelled while it was held. Drop the work.
+    #[error("message {id} was cancelled while it was held")]
+    Cancelled {
+        /// The message.
+        id: MessageId,
+    },
+    /// There is no such message (any more).
+    #[error("message {id} is not in the store")]
+    Gone {
+        /// The message.
+        id: MessageId,
+    },
+    /// The message is not in a status from which this can be done.
+    #[error("message {id} is {status}: it cannot be {wanted}")]
+    Status {
+        /// The message.
+        id: MessageId,
+        /// The status it has.
+        status: Status,
+        /// What was asked for, as a participle: "redriven", "cancelled", "routed".
+        wanted: &'static str,
+    },
+    /// The dead letter cannot be redriven: a live message of its queue has its key by now.
+    #[error("key taken: live message {id} has the key {key:?}; settle or cancel it first")]
+    KeyTaken {
+        /// The live message with the key.
+        id: MessageId,
+        /// The key.
+        key: String,
+    },
+    /// A worker with the same label was started later; this one may not claim any more.
+    #[error("worker {label:?} was started again elsewhere; this start of it may settle what it holds, but not claim")]
+    Superseded {
+        /// The worker's label.
+        label: String,
+    },
+    /// The connection that was passed in is on another database than this store.
+    #[error("that connection's main database is not this store's file; open the transaction on {path}")]
+    WrongFile {
+        /// The store's path.
+        path: PathBuf,
+    },
+    /// A `*_in` call needs a transaction that holds the write lock from its start.
+    #[error("that connection is not in a write transaction; begin it with TransactionBehavior::Immediate")]
+    NotImmediate,
+    /// The payload is not the JSON that was asked for, or a value could not be written as JSON.
+    #[error("JSON: {0}")]
+    Json(Arc<serde_json::Error>),
+    /// A receipt, status or other text form could not be read.
+    #[error("{what} {value:?} cannot be read; {expected}")]
+    Parse {
+        /// What was to be read.
+        what: &'static str,
+        /// The text as given.
+        value: String,
+        /// The form that is expected.
+        expected: &'static str,
+    },
+    /// The target of a backup exists, or cannot be written.
+    #[error("cannot back up to {path}: {detail}")]
+    Backup {
+        /// The target.
+        path: PathBuf,
+        /// What is in the way.
+        detail: String,
+    },
+    /// The file is damaged. Run `relet doctor`, restore a backup.
+    #[error("the store is damaged: {detail}; run `relet doctor`")]
+    Corrupt {
+        /// What was found.
+        detail: String,
+    },
+    /// The operation panicked; it undid itself. This is a defect of relet.
+    #[error("the operation panicked and was undone; this is a defect of relet: {detail}")]
+    Panicked {
+        /// The panic's message.
+        detail: String,
+    },
+    /// Anything else that SQLite or the reader pool reported.
+    #[error("SQLite: {0}")]
+    Sqlite(Arc<rusqlite::Error>),
+    /// No reader connection became free in time.
+    #[error("no reader became free: {detail}; raise Options::readers")]
+    Pool {
+        /// What the pool said.
+        detail: String,
+    },
+}
+
+/// Where a message is now, told to whoever holds a stale receipt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Whereabouts {
+    /// Its status.
+    pub status: Status,
+    /// The worker that holds it, or that it is kept for.
+    pub worker: Option<String>,
+}
+
+impl std::fmt::Display for Whereabouts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.worker {
+            Some(worker) => write!(f, "the message is {}, held by worker {worker:?}", self.status),
+            None => write!(f, "the message is {}", self.status),
+        }
+    }
+}
+
+impl Error {
+    /// Whether the claim that this call was made with is lost, so that its work should be dropped.
+    pub fn is_claim_lost(&self) -> bool {
+        matches!(self, Error::Stale { .. } | Error::Cancelled { .. } | Error::Gone { .. })
+    }
+
+    /// Whether the same call may well succeed a little later.
+    pub fn is_transient(&self) -> bool {
+        matches!(self, Error::Busy { .. } | Error::Full | Error::Indeterminate { .. } | Error::Pool { .. })
+    }
+}
+
+impl From<rusqlite::Error> for Error {
+    fn from(error: rusqlite::Error) -> Error {
+        use rusqlite::ErrorCode::*;
+        match error.sqlite_error_code() {
+            Some(DatabaseBusy | DatabaseLocked) => Error::Busy { waited: Duration::ZERO },
+            Some(DiskFull) => Error::Full,
+            Some(DatabaseCorrupt | NotADatabase) => Error::Corrupt { detail: error.to_string() },
+            _ => Error::Sqlite(Arc::new(error)),
+        }
+    }
+}
+
+impl From<serde_json::Error> for Error {
+    fn from(error: serde_json::Error) -> Error {
+        Error::Json(Arc::new(error))
+    }
+}

@@ -1,0 +1,159 @@
+//! The queue: a named line of messages, and the way into it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rusqlite::Connection;
+
+use crate::clock::millis;
+use crate::error::Result;
+use crate::message::{Enqueued, Message, check_name, check_range};
+use crate::options::check_lease;
+use crate::retry::Retry;
+use crate::sql;
+use crate::store::Store;
+use crate::writer::Sync;
+
+/// A queue of a store. Cheap to clone, and to make: it holds no resources.
+#[derive(Debug, Clone)]
+pub struct Queue {
+    store: Store,
+    name: Arc<str>,
+}
+
+/// What a queue says of its messages where they say nothing themselves; stored in the file, for all processes.
+///
+/// ```
+/// use std::time::Duration;
+/// use relet::{QueueDefaults, Retry, Store};
+///
+/// let store = Store::open_in_memory()?;
+/// store.queue("mail").set_defaults(
+///     QueueDefaults::new().max_attempts(5).lease(Duration::from_secs(300)).retry(Retry::fixed(Duration::from_secs(30))),
+/// )?;
+/// # Ok::<(), relet::Error>(())
+/// ```
+#[derive(Debug, Clone, Default, PartialEq)]
+#[must_use = "defaults do nothing until a queue is given them"]
+pub struct QueueDefaults {
+    max_attempts: Option<u32>,
+    lease: Option<Duration>,
+    retry: Option<Retry>,
+}
+
+impl QueueDefaults {
+    /// None of its own: the store's apply.
+    pub fn new() -> QueueDefaults {
+        QueueDefaults::default()
+    }
+
+    /// How often a message is tried. Applies to messages that are enqueued from then on.
+    pub fn max_attempts(self, max: u32) -> QueueDefaults {
+        QueueDefaults { max_attempts: Some(max), ..self }
+    }
+
+    /// How long a claim holds, unless its worker says otherwise.
+    pub fn lease(self, lease: Duration) -> QueueDefaults {
+        QueueDefaults { lease: Some(lease), ..self }
+    }
+
+    /// How failed messages back off.
+    pub fn retry(self, retry: Retry) -> QueueDefaults {
+        QueueDefaults { retry: Some(retry), ..self }
+    }
+}
+
+impl Queue {
+    pub(crate) fn new(store: Store, name: &str) -> Queue {
+        Queue { store, name: name.into() }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Stores a message. When it returns, the message is on disk (with the default durability).
+    ///
+    /// # Errors
+    /// [`Error::PayloadTooLarge`](crate::Error::PayloadTooLarge), [`Error::QueueName`](crate::Error::QueueName),
+    /// [`Error::Text`](crate::Error::Text) and [`Error::Range`](crate::Error::Range) for what no store accepts;
+    /// [`Error::Full`](crate::Error::Full); [`Error::Busy`](crate::Error::Busy). After
+    /// [`Error::Indeterminate`](crate::Error::Indeterminate), a message with a key can safely be enqueued again.
+    pub fn enqueue(&self, message: impl Into<Message>) -> Result<Enqueued> {
+        let message = message.into();
+        self.check(std::slice::from_ref(&message))?;
+        let queue = self.name.clone();
+        self.store.write(Sync::Durable, move |tx| sql::enqueue::enqueue(tx, &queue, &message))
+    }
+
+    /// Stores all these messages in one commit, or none of them. Their ids are in the order of the messages.
+    ///
+    /// # Errors
+    /// As [`Queue::enqueue`]; one message that is refused refuses all.
+    pub fn enqueue_all<M: Into<Message>>(&self, messages: impl IntoIterator<Item = M>) -> Result<Vec<Enqueued>> {
+        let messages: Vec<Message> = messages.into_iter().map(Into::into).collect();
+        self.check(&messages)?;
+        if messages.is_empty() {
+            return Ok(Vec::new());
+        }
+        let queue = self.name.clone();
+        self.store.write(Sync::Durable, move |tx| sql::enqueue::enqueue_all(tx, &queue, &messages))
+    }
+
+    /// Stores a message in the application's own transaction on the same file: it is there if and only if that commits, with the durability of that connection.
+    ///
+    /// ```
+    /// use relet::rusqlite::{Connection, TransactionBehavior};
+    /// use relet::Store;
+    ///
+    /// # let dir = std::env::temp_dir().join(format!("relet-doc-in-{}", std::process::id()));
+    /// # std::fs::create_dir_all(&dir).unwrap();
+    /// # let path = dir.join("app.db");
+    /// let store = Store::open(&path)?;
+    /// let mut conn = Connection::open(&path)?;
+    /// conn.execute_batch("CREATE TABLE orders (id INTEGER PRIMARY KEY)")?;
+    ///
+    /// let tx = conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    /// tx.execute("INSERT INTO orders DEFAULT VALUES", [])?;
+    /// store.queue("mail").enqueue_in(&tx, "order 1 is placed")?;
+    /// tx.commit()?;
+    /// # drop((conn, store));
+    /// # std::fs::remove_dir_all(dir).unwrap();
+    /// # Ok::<(), relet::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Queue::enqueue`]; [`Error::WrongFile`](crate::Error::WrongFile) and
+    /// [`Error::NotImmediate`](crate::Error::NotImmediate) for a connection that cannot be joined.
+    pub fn enqueue_in(&self, conn: &Connection, message: impl Into<Message>) -> Result<Enqueued> {
+        let message = message.into();
+        self.check(std::slice::from_ref(&message))?;
+        self.store.join(conn, |tx| sql::enqueue::enqueue(tx, &self.name, &message))
+    }
+
+    /// Gives the queue its own defaults, in place of those it had.
+    ///
+    /// # Errors
+    /// [`Error::Range`](crate::Error::Range) for what is out of range.
+    pub fn set_defaults(&self, defaults: QueueDefaults) -> Result<()> {
+        check_name("queue", &self.name)?;
+        if let Some(max) = defaults.max_attempts {
+            check_range("max_attempts", i64::from(max), 1, i32::MAX)?;
+        }
+        if let Some(lease) = defaults.lease {
+            check_lease(lease)?;
+        }
+        let retry = defaults.retry.as_ref().map(serde_json::to_string).transpose()?;
+        let name = self.name.clone();
+        self.store.write(Sync::Durable, move |tx| {
+            sql::queues::configure(tx, &name, defaults.max_attempts, defaults.lease.map(millis), retry.as_deref())
+        })
+    }
+
+    fn check(&self, messages: &[Message]) -> Result<()> {
+        check_name("queue", &self.name)?;
+        let payload_max = self.store.options_used().payload_max;
+        messages.iter().try_for_each(|message| message.check(payload_max))
+    }
+}

@@ -1,0 +1,464 @@
+//! Claim: the self-reclaim predicate, and what makes it safe.
+//!
+//! `judge` says of one message whether a worker may have it, and if not, why not. A claim by id, `why`, and the check of
+//! the claim that was picked all ask it. `claim_next` finds its candidate by index seeks alone:
+//!
+//! 1. `Look` is one statement of seeks: is anything due, void or abandoned in this queue, and what heads each route?
+//! 2. What is due joins the ready index; void claims are taken back (one crash each); both in bounded steps.
+//! 3. The worker's own due deferred message goes first, then the head with the highest priority, then the lowest id.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rusqlite::params;
+
+use crate::clock::{Now, millis};
+use crate::error::{Error, Result};
+use crate::message::CRASHES_MAX;
+use crate::options::DEFERRAL_GRACE;
+use crate::receipt::Receipt;
+use crate::sql::dead::By;
+use crate::sql::{Record, Tx, dead, groups, queues, retry_queue};
+use crate::state::{Event, Route, Status};
+
+/// Who claims.
+#[derive(Debug, Clone)]
+pub(crate) struct Who {
+    pub(crate) label: Arc<str>,
+    /// 0: detached, known by its label and its lease only.
+    pub(crate) incarnation: i64,
+    pub(crate) routes: Routes,
+    /// `None`: the queue's, else the store's.
+    pub(crate) lease: Option<Duration>,
+}
+
+/// A set of routes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Routes(u8);
+
+impl Routes {
+    pub(crate) const ALL: Routes = Routes(0b1111);
+
+    pub(crate) fn of(routes: &[Route]) -> Routes {
+        Routes(routes.iter().fold(0, |set, route| set | 1 << *route as u8))
+    }
+
+    pub(crate) fn contains(self, route: Route) -> bool {
+        self.0 & 1 << route as u8 != 0
+    }
+}
+
+/// How a claim came about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum How {
+    /// Nobody held it.
+    Claimed,
+    /// This worker held it, or had deferred it, and has it again under a new receipt.
+    Resumed,
+    /// This worker's label held it, but that claim was void (its lease had run out, or an earlier start of the worker made it).
+    Recovered,
+}
+
+/// A claim that was made.
+#[derive(Debug, Clone)]
+pub(crate) struct Taken {
+    /// The message as it is now.
+    pub(crate) record: Record,
+    pub(crate) payload: Vec<u8>,
+    pub(crate) receipt: Receipt,
+    pub(crate) how: How,
+}
+
+/// What stands between a worker and a message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Obstacle {
+    Held { by: String, lease_left: Duration },
+    Deferred { by: String, until: i64 },
+    Due { until: i64 },
+    Group { behind: i64 },
+    Route(Route),
+    Finished(Status),
+}
+
+/// What a claim by id came to.
+pub(crate) enum ById {
+    Taken(Box<Taken>),
+    Not(Obstacle),
+    NotFound,
+}
+
+/// What a claim of the next message came to.
+pub(crate) enum Next {
+    Taken(Box<Taken>),
+    Nothing,
+    /// The step was full with clearing the way; commit it and claim again.
+    Again,
+}
+
+/// Due messages that join the ready index, and void claims that are taken back, in one claim: so that no claim is long.
+const STEP_MAX: usize = 256;
+
+/// May this worker have this message now? If so, how.
+pub(crate) fn judge(
+    tx_conn: &rusqlite::Connection,
+    now: Now,
+    record: &Record,
+    who: &Who,
+) -> Result<Result<How, Obstacle>> {
+    if !record.status.is_live() {
+        return Ok(Err(Obstacle::Finished(record.status)));
+    }
+    if !who.routes.contains(record.route) {
+        return Ok(Err(Obstacle::Route(record.route)));
+    }
+    let due_in_future = record.due_at.filter(|due| *due > now.wall);
+    let Some(owner) = &record.worker else {
+        if record.waits_for_group {
+            let group = record.group.as_deref().unwrap_or_default();
+            let behind = groups::turn_of(tx_conn, record.queue, group)?.map_or(record.id, |(id, _)| id);
+            return Ok(Err(Obstacle::Group { behind }));
+        }
+        return Ok(due_in_future.map_or(Ok(How::Claimed), |until| Err(Obstacle::Due { until })));
+    };
+    let mine = **owner == *who.label;
+    let same_start = mine && record.incarnation == who.incarnation;
+    Ok(match record.lease_until {
+        // Held, and the lease runs. A resume at the last attempt would kill a message under a healthy holder.
+        Some(until) if until > now.awake => {
+            if same_start && record.attempts < record.max_attempts {
+                Ok(How::Resumed)
+            } else {
+                Err(Obstacle::Held { by: owner.clone(), lease_left: crate::clock::span(now.awake, until) })
+            }
+        }
+        // Held by a claim that is void.
+        Some(_) => Ok(if mine { How::Recovered } else { How::Claimed }),
+        // Deferred.
+        None => match due_in_future {
+            Some(until) => Err(Obstacle::Deferred { by: owner.clone(), until }),
+            None if same_start => Ok(How::Resumed),
+            None if mine => Ok(How::Recovered),
+            None if abandoned_at(record) <= now.wall => Ok(How::Claimed),
+            None => Err(Obstacle::Deferred { by: owner.clone(), until: abandoned_at(record) }),
+        },
+    })
+}
+
+/// When a deferred message is no longer kept for its worker.
+pub(crate) fn abandoned_at(record: &Record) -> i64 {
+    record.due_at.unwrap_or(0).saturating_add(millis(DEFERRAL_GRACE))
+}
+
+/// Claims this very message.
+pub(crate) fn claim_id(tx: &mut Tx<'_>, id: i64, who: &Who) -> Result<ById> {
+    const DEAD: ById = ById::Not(Obstacle::Finished(Status::Dead));
+    let Some((mut record, payload)) = Record::load_whole(tx.conn, id)? else { return Ok(ById::NotFound) };
+    let how = match judge(tx.conn, tx.now, &record, who)? {
+        Ok(how) => how,
+        Err(obstacle) => return Ok(ById::Not(obstacle)),
+    };
+    if dead::give_up_if_spoiled(tx, &record, &payload)? {
+        return Ok(DEAD);
+    }
+    // Another's void or abandoned claim is taken back first, so that what is claimed is always ready or my own.
+    if how == How::Claimed && record.worker.is_some() {
+        match take_back(tx, &record)? {
+            Some(taken_back) => record = taken_back,
+            None => return Ok(DEAD),
+        }
+        // Back in its group's line it may stand behind a member that was redriven meanwhile.
+        if let Err(obstacle) = judge(tx.conn, tx.now, &record, who)? {
+            return Ok(ById::Not(obstacle));
+        }
+    }
+    let queue_lease_ms = match who.lease {
+        Some(_) => None,
+        None => queues::lease_of(tx.conn, record.queue)?,
+    };
+    Ok(take(tx, record, payload, who, queue_lease_ms, how)?.map_or(DEAD, ById::Taken))
+}
+
+/// Claims the next message of a queue.
+pub(crate) fn claim_next(tx: &mut Tx<'_>, queue: &str, who: &Who) -> Result<Next> {
+    let Some(queue) = queues::find(tx.conn, queue)? else { return Ok(Next::Nothing) };
+    for _ in 0..STEP_MAX {
+        let look = Look::at(tx, queue.id, who)?;
+        if look.due {
+            promote_due(tx, queue.id)?;
+        }
+        if look.void || look.own_deferred {
+            let candidate = own(tx, queue.id, who)?;
+            if let Some((record, payload, how)) = candidate {
+                if !dead::give_up_if_spoiled(tx, &record, &payload)?
+                    && let Some(taken) = take(tx, record, payload, who, queue.lease_ms, how)?
+                {
+                    return Ok(Next::Taken(taken));
+                }
+                continue; // It died instead: look again.
+            }
+        }
+        if look.void || look.abandoned {
+            take_back_some(tx, queue.id)?;
+        }
+        // What has just become ready counts as well.
+        let look = if look.cleared_the_way() { Look::at(tx, queue.id, who)? } else { look };
+        match look.best(tx)? {
+            Some(id) => {
+                let Some((record, payload)) = Record::load_whole(tx.conn, id)? else { continue };
+                if !dead::give_up_if_spoiled(tx, &record, &payload)?
+                    && let Some(taken) = take(tx, record, payload, who, queue.lease_ms, How::Claimed)?
+                {
+                    return Ok(Next::Taken(taken));
+                }
+            }
+            None if look.cleared_the_way() => {}
+            None => return Ok(Next::Nothing),
+        }
+    }
+    Ok(Next::Again)
+}
+
+/// What a claim sees of a queue in one statement: seeks only, so it costs the same whatever lies in the file.
+struct Look {
+    due: bool,
+    void: bool,
+    abandoned: bool,
+    own_deferred: bool,
+    heads: [Option<i64>; 4],
+}
+
+impl Look {
+    fn at(tx: &Tx<'_>, queue: i64, who: &Who) -> Result<Look> {
+        const SQL: &str = "SELECT
+            EXISTS (SELECT 1 FROM main.relet_messages INDEXED BY relet_due
+                     WHERE queue = ?1 AND waits_for = 'due' AND due_at <= ?2),
+            EXISTS (SELECT 1 FROM main.relet_messages INDEXED BY relet_leases
+                     WHERE queue = ?1 AND lease_until IS NOT NULL AND lease_until <= ?3),
+            EXISTS (SELECT 1 FROM main.relet_retry_queue INDEXED BY relet_retry_due
+                     WHERE queue = ?1 AND worker_id IS NOT NULL AND due_at <= ?4),
+            EXISTS (SELECT 1 FROM main.relet_retry_queue INDEXED BY relet_retry_kept
+                     WHERE queue = ?1 AND worker_id = ?5 AND worker_id IS NOT NULL AND due_at <= ?2),
+            (SELECT id FROM main.relet_messages INDEXED BY relet_ready
+              WHERE queue = ?1 AND status = 'pending' AND worker_id IS NULL AND waits_for IS NULL AND finished_at IS NULL
+              ORDER BY priority DESC, id LIMIT 1),
+            (SELECT id FROM main.relet_messages INDEXED BY relet_ready
+              WHERE queue = ?1 AND status = 'routing' AND worker_id IS NULL AND waits_for IS NULL AND finished_at IS NULL
+              ORDER BY priority DESC, id LIMIT 1),
+            (SELECT id FROM main.relet_messages INDEXED BY relet_ready
+              WHERE queue = ?1 AND status = 'queued' AND worker_id IS NULL AND waits_for IS NULL AND finished_at IS NULL
+              ORDER BY priority DESC, id LIMIT 1),
+            (SELECT id FROM main.relet_messages INDEXED BY relet_ready
+              WHERE queue = ?1 AND status = 'pending_local' AND worker_id IS NULL AND waits_for IS NULL
+                AND finished_at IS NULL
+              ORDER BY priority DESC, id LIMIT 1)";
+        let abandoned = tx.now.wall.saturating_sub(millis(DEFERRAL_GRACE));
+        let mut look = tx.conn.prepare_cached(SQL)?.query_row(
+            params![queue, tx.now.wall, tx.now.awake, abandoned, &*who.label],
+            |row| {
+                Ok(Look {
+                    due: row.get(0)?,
+                    void: row.get(1)?,
+                    abandoned: row.get(2)?,
+                    own_deferred: row.get(3)?,
+                    heads: [row.get(4)?, row.get(5)?, row.get(6)?, row.get(7)?],
+                })
+            },
+        )?;
+        for route in Route::ALL {
+            if !who.routes.contains(route) {
+                look.heads[route as usize] = None;
+            }
+        }
+        Ok(look)
+    }
+
+    /// Whether this look found something to move out of the way of the heads.
+    fn cleared_the_way(&self) -> bool {
+        self.due || self.void || self.abandoned
+    }
+
+    /// The head that goes first: the highest priority, then the lowest id.
+    fn best(&self, tx: &Tx<'_>) -> Result<Option<i64>> {
+        const SQL: &str = "SELECT priority FROM main.relet_messages WHERE id = ?1";
+        let mut heads = self.heads.iter().flatten().copied();
+        let Some(first) = heads.next() else { return Ok(None) };
+        let mut rest = heads.peekable();
+        if rest.peek().is_none() {
+            return Ok(Some(first));
+        }
+        let mut priority = tx.conn.prepare_cached(SQL)?;
+        let mut rank =
+            |id: i64| -> Result<(i64, i64)> { Ok((-priority.query_row([id], |row| row.get::<_, i64>(0))?, id)) };
+        let mut best = rank(first)?;
+        for id in rest {
+            best = best.min(rank(id)?);
+        }
+        Ok(Some(best.1))
+    }
+}
+
+/// What this worker finds first: its own void claim, else its own deferred message that is due.
+fn own(tx: &Tx<'_>, queue: i64, who: &Who) -> Result<Option<(Record, Vec<u8>, How)>> {
+    const VOID: &str = "SELECT id FROM main.relet_messages INDEXED BY relet_leases
+                         WHERE queue = ?1 AND lease_until IS NOT NULL AND lease_until <= ?2 AND worker_id = ?3
+                         ORDER BY lease_until, id LIMIT ?4";
+    const DEFERRED: &str = "SELECT message FROM main.relet_retry_queue INDEXED BY relet_retry_kept
+                             WHERE queue = ?1 AND worker_id = ?3 AND worker_id IS NOT NULL AND due_at <= ?2
+                             ORDER BY due_at, message LIMIT ?4";
+    for (sql, now) in [(VOID, tx.now.awake), (DEFERRED, tx.now.wall)] {
+        // More than one only where the first are of a route that this worker leaves alone.
+        for limit in [1, STEP_MAX as i64] {
+            for id in ids(tx, sql, params![queue, now, &*who.label, limit])? {
+                let Some((record, payload)) = Record::load_whole(tx.conn, id)? else { continue };
+                if let Ok(how) = judge(tx.conn, tx.now, &record, who)? {
+                    return Ok(Some((record, payload, how)));
+                }
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// Moves what has become due into the ready index. At most [`STEP_MAX`].
+fn promote_due(tx: &mut Tx<'_>, queue: i64) -> Result<()> {
+    const FIND: &str = "SELECT id FROM main.relet_messages INDEXED BY relet_due
+                         WHERE queue = ?1 AND waits_for = 'due' AND due_at <= ?2 ORDER BY due_at LIMIT ?3";
+    const PROMOTE: &str =
+        "UPDATE main.relet_messages SET waits_for = NULL, due_at = NULL, parked_at = NULL WHERE id = ?1";
+    const UNQUEUE: &str = "DELETE FROM main.relet_retry_queue WHERE message = ?1";
+    let due = ids(tx, FIND, params![queue, tx.now.wall, STEP_MAX as i64])?;
+    for id in &due {
+        tx.conn.prepare_cached(PROMOTE)?.execute([id])?;
+        let rows = tx.conn.prepare_cached(UNQUEUE)?.execute([id])?;
+        tx.count_retrying(queue, -(rows as i64));
+    }
+    Ok(())
+}
+
+/// Takes back void claims, and deferred messages whose worker has not come for them. At most [`STEP_MAX`] of each.
+fn take_back_some(tx: &mut Tx<'_>, queue: i64) -> Result<()> {
+    const VOID: &str = "SELECT id FROM main.relet_messages INDEXED BY relet_leases
+                         WHERE queue = ?1 AND lease_until IS NOT NULL AND lease_until <= ?2
+                         ORDER BY lease_until LIMIT ?3";
+    const ABANDONED: &str = "SELECT message FROM main.relet_retry_queue INDEXED BY relet_retry_due
+                              WHERE queue = ?1 AND worker_id IS NOT NULL AND due_at <= ?2 ORDER BY due_at LIMIT ?3";
+    let mut found = ids(tx, VOID, params![queue, tx.now.awake, STEP_MAX as i64])?;
+    let abandoned = tx.now.wall.saturating_sub(millis(DEFERRAL_GRACE));
+    found.extend(ids(tx, ABANDONED, params![queue, abandoned, STEP_MAX as i64])?);
+    for id in &found {
+        if let Some(record) = Record::load(tx.conn, *id)? {
+            take_back(tx, &record)?;
+        }
+    }
+    Ok(())
+}
+
+fn ids(tx: &Tx<'_>, sql: &str, params: impl rusqlite::Params) -> Result<Vec<i64>> {
+    let mut statement = tx.conn.prepare_cached(sql)?;
+    let rows = statement.query_map(params, |row| row.get(0))?;
+    Ok(rows.collect::<rusqlite::Result<_>>()?)
+}
+
+/// Ends another's claim that is void (a crash, and a new token, so that the late holder's receipt is stale) or abandoned
+/// (no crash: nothing was running). Back to its route, or dead where a budget is spent. Returns the message as it is
+/// then, or `None` where it died.
+fn take_back(tx: &mut Tx<'_>, record: &Record) -> Result<Option<Record>> {
+    const SQL: &str = "UPDATE main.relet_messages
+                          SET status = ?2, worker_id = NULL, incarnation = NULL, lease_until = NULL, lease_ms = NULL,
+                              waits_for = NULL, due_at = NULL, parked_at = NULL, crashes = ?3, token = ?4
+                        WHERE id = ?1 AND status = 'processing'";
+    let crashed = record.is_held();
+    if crashed {
+        tx.durable |= record.id <= tx.boot_mark;
+    }
+    let mut back = record.clone();
+    back.crashes += u32::from(crashed);
+    if crashed && let Some(reason) = spent(&back) {
+        dead::give_up(tx, &back, Some(&reason), None, By::Another)?;
+        return Ok(None);
+    }
+    back.status = record.after(Event::TakeBack, "taken back")?;
+    back.worker = None;
+    back.lease_until = None;
+    back.due_at = None;
+    back.token += i64::from(crashed);
+    retry_queue::take(tx, record)?;
+    tx.conn.prepare_cached(SQL)?.execute(params![record.id, back.status, back.crashes, back.token])?;
+    tx.count(record.queue, Some(record.status), Some(back.status));
+    groups::settle_turn(tx, record.queue, record.group.as_deref())?;
+    if record.group.is_some() {
+        return Record::load(tx.conn, record.id);
+    }
+    Ok(Some(back))
+}
+
+/// Which budget forbids another claim after a crash, as the dead letter's reason.
+fn spent(record: &Record) -> Option<String> {
+    let crashes = record.crashes;
+    if crashes >= CRASHES_MAX {
+        Some(format!("crashed {crashes} times: its workers died, fell silent past their lease, or were restarted"))
+    } else if record.attempts >= record.max_attempts {
+        Some(format!("crashed on the last of {} attempts", record.max_attempts))
+    } else {
+        None
+    }
+}
+
+/// Hands the message out: a new token, a new lease, one attempt. `None` where a budget forbids it and it died instead.
+fn take(
+    tx: &mut Tx<'_>,
+    mut record: Record,
+    payload: Vec<u8>,
+    who: &Who,
+    queue_lease_ms: Option<i64>,
+    how: How,
+) -> Result<Option<Box<Taken>>> {
+    // The predicate of this whole crate: claimable, or in processing and mine. What makes the second half safe is the
+    // judgement that came before it, the new token, and the incarnation, which must be the one that is registered.
+    const SQL: &str = "UPDATE main.relet_messages
+        SET status = 'processing', worker_id = ?2, incarnation = ?3, lease_until = ?4, lease_ms = ?5, claimed_at = ?6,
+            token = ?7, epoch = ?8, attempts = ?9, crashes = ?10, waits_for = NULL, due_at = NULL, parked_at = NULL
+        WHERE id = ?1
+          AND (status IN ('pending', 'queued', 'routing', 'pending_local')
+               OR (status = 'processing' AND worker_id = ?2))
+          AND (?3 = 0 OR EXISTS (SELECT 1 FROM main.relet_workers WHERE label = ?2 AND incarnation = ?3))";
+    let crashed = how == How::Recovered && record.is_held();
+    record.crashes += u32::from(crashed);
+    tx.durable |= record.id <= tx.boot_mark;
+    if crashed && let Some(reason) = spent(&record) {
+        dead::give_up(tx, &record, Some(&reason), None, By::Another)?;
+        return Ok(None);
+    }
+    let lease_ms = who.lease.map(millis).or(queue_lease_ms).unwrap_or(millis(tx.defaults.lease)).max(1);
+    let lease_until = tx.now.awake.saturating_add(lease_ms);
+    let event = if record.worker.is_some() { Event::Reclaim } else { Event::Claim };
+    let to = record.after(event, "claimed")?;
+    let changed = tx.conn.prepare_cached(SQL)?.execute(params![
+        record.id,
+        &*who.label,
+        who.incarnation,
+        lease_until,
+        lease_ms,
+        tx.now.wall,
+        record.token + 1,
+        tx.epoch,
+        record.attempts + 1,
+        record.crashes,
+    ])?;
+    if changed == 0 {
+        return Err(Error::Superseded { label: who.label.to_string() });
+    }
+    retry_queue::take(tx, &record)?;
+    tx.count(record.queue, Some(record.status), Some(to));
+    record.status = to;
+    record.worker = Some(who.label.to_string());
+    record.incarnation = who.incarnation;
+    record.lease_until = Some(lease_until);
+    record.claimed_at = tx.now.wall;
+    record.token += 1;
+    record.epoch = tx.epoch;
+    record.attempts += 1;
+    record.due_at = None;
+    let receipt = record.receipt();
+    Ok(Some(Box::new(Taken { record, payload, receipt, how })))
+}

@@ -1,0 +1,126 @@
+//! The ends of a message: dead, cancelled, removed; and the way back from the dead letters.
+
+use rusqlite::{Connection, params};
+
+use crate::error::{Error, Result};
+use crate::message::MessageId;
+use crate::sql::enqueue::{INLINE_MAX, live_with_key};
+use crate::sql::{Record, Tx, groups, retry_queue};
+use crate::state::Event;
+
+/// Who ends a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum By {
+    /// Its holder, by its receipt, which stays the newest.
+    Holder,
+    /// Anyone else: a holder's receipt becomes stale.
+    Another,
+}
+
+/// Makes a dead letter of a live message. `record` carries the counters as they are to be kept.
+pub(crate) fn give_up(
+    tx: &mut Tx<'_>,
+    record: &Record,
+    reason: Option<&str>,
+    error: Option<&str>,
+    by: By,
+) -> Result<()> {
+    finish(tx, record, Event::GiveUp, reason, error, by)
+}
+
+/// Gives up what must not be handed out: its time to live is over, or its payload is not the one that was enqueued.
+pub(crate) fn give_up_if_spoiled(tx: &mut Tx<'_>, record: &Record, payload: &[u8]) -> Result<bool> {
+    let reason = if record.worker.is_none() && record.expires_at.is_some_and(|at| at <= tx.now.wall) {
+        "expired: its time to live was over before it could be handed out"
+    } else if payload.len() as i64 != record.payload_bytes || crc32fast::hash(payload) != record.payload_crc {
+        tx.durable = true;
+        "damaged: its payload does not match the checksum that was stored with it"
+    } else {
+        return Ok(false);
+    };
+    give_up(tx, record, Some(reason), None, By::Another)?;
+    Ok(true)
+}
+
+/// Cancels a live message; its holder's next call says so.
+pub(crate) fn cancel(tx: &mut Tx<'_>, id: i64) -> Result<()> {
+    let record = Record::load(tx.conn, id)?.ok_or(Error::Gone { id: MessageId::new(id) })?;
+    record.after(Event::Cancel, "cancelled")?;
+    finish(tx, &record, Event::Cancel, None, None, By::Another)
+}
+
+fn finish(
+    tx: &mut Tx<'_>,
+    record: &Record,
+    event: Event,
+    reason: Option<&str>,
+    error: Option<&str>,
+    by: By,
+) -> Result<()> {
+    const SQL: &str = "UPDATE main.relet_messages
+        SET status = ?2, worker_id = NULL, incarnation = NULL, lease_until = NULL, lease_ms = NULL, waits_for = NULL,
+            due_at = NULL, parked_at = NULL, finished_at = ?3, dead_reason = COALESCE(?4, dead_reason),
+            last_error = COALESCE(?5, last_error), token = ?6, attempts = ?7, crashes = ?8, deferrals = ?9,
+            releases = ?10
+        WHERE id = ?1";
+    let to = record.after(event, "finished")?;
+    let token = record.token + i64::from(by == By::Another && record.is_held());
+    retry_queue::take(tx, record)?;
+    tx.conn.prepare_cached(SQL)?.execute(params![
+        record.id,
+        to,
+        tx.now.wall,
+        reason,
+        error,
+        token,
+        record.attempts,
+        record.crashes,
+        record.deferrals,
+        record.releases,
+    ])?;
+    tx.count(record.queue, Some(record.status), Some(to));
+    groups::settle_turn(tx, record.queue, record.group.as_deref())
+}
+
+/// Gives a dead letter all its budgets again, and its place on its route. Its history and its token stay.
+pub(crate) fn redrive(tx: &mut Tx<'_>, id: i64) -> Result<()> {
+    // The time to live was over, or counted while it lay dead: it does not apply again.
+    const SQL: &str = "UPDATE main.relet_messages
+        SET status = route, attempts = 0, crashes = 0, deferrals = 0, releases = 0, redrives = redrives + 1,
+            finished_at = NULL, expires_at = NULL, waits_for = ?2
+        WHERE id = ?1";
+    let record = Record::load(tx.conn, id)?.ok_or(Error::Gone { id: MessageId::new(id) })?;
+    let to = record.after(Event::Redrive, "redriven")?;
+    if let Some(key) = &record.key
+        && let Some(holder) = live_with_key(tx.conn, record.queue, key)?
+    {
+        return Err(Error::KeyTaken { id: MessageId::new(holder), key: key.clone() });
+    }
+    // Parked first: whose turn it is, is judged once it is back in the line.
+    tx.conn.prepare_cached(SQL)?.execute(params![id, record.group.as_ref().map(|_| "group")])?;
+    tx.count(record.queue, Some(record.status), Some(to));
+    groups::settle_turn(tx, record.queue, record.group.as_deref())
+}
+
+/// Dead letters after `after`, in the order of their ids, of one queue or of all.
+pub(crate) fn page(conn: &Connection, queue: Option<i64>, after: i64, limit: usize) -> Result<Vec<i64>> {
+    const SQL: &str = "SELECT id FROM main.relet_messages INDEXED BY relet_finished
+                        WHERE status = 'dead' AND finished_at IS NOT NULL AND id > ?2 AND (?1 IS NULL OR queue = ?1)
+                        ORDER BY id LIMIT ?3";
+    let mut statement = conn.prepare_cached(SQL)?;
+    let rows = statement.query_map(params![queue, after, limit as i64], |row| row.get(0))?;
+    Ok(rows.collect::<rusqlite::Result<_>>()?)
+}
+
+/// Deletes a message and all that lies beside it.
+pub(crate) fn remove(tx: &mut Tx<'_>, record: &Record) -> Result<()> {
+    const MESSAGE: &str = "DELETE FROM main.relet_messages WHERE id = ?1";
+    const PAYLOAD: &str = "DELETE FROM main.relet_payloads WHERE message = ?1";
+    retry_queue::take(tx, record)?;
+    tx.conn.prepare_cached(MESSAGE)?.execute([record.id])?;
+    if record.payload_bytes > INLINE_MAX as i64 {
+        tx.conn.prepare_cached(PAYLOAD)?.execute([record.id])?;
+    }
+    tx.count(record.queue, Some(record.status), None);
+    Ok(())
+}

@@ -1,0 +1,248 @@
+//! Looks: reads that change nothing, each in one read transaction.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rusqlite::{Connection, OptionalExtension, Row, params};
+
+use crate::clock::{Now, millis, span};
+use crate::error::Result;
+use crate::message::MessageId;
+use crate::options::DEFERRAL_GRACE;
+use crate::sql::claim::{self, How, Obstacle, Routes, Who};
+use crate::sql::{PAYLOAD_COLUMN, Record, queues, select_record};
+use crate::state::Status;
+use crate::view::{Filter, QueueStats, Retrying, Snapshot, Stuck, Why};
+
+pub(crate) fn list(conn: &Connection, filter: &Filter, now: Now) -> Result<Vec<Snapshot>> {
+    const PAGE: &str = select_record!(
+        "WHERE m.id > ?1 AND (?2 IS NULL OR m.queue = ?2) AND (?3 IS NULL OR m.status = ?3) ORDER BY m.id LIMIT ?4"
+    );
+    // Finished messages are found by their own index, since they may lie among many others.
+    const FINISHED: &str = select_record!(
+        "INDEXED BY relet_finished WHERE m.status = ?3 AND m.finished_at IS NOT NULL AND m.id > ?1
+            AND (?2 IS NULL OR m.queue = ?2) ORDER BY m.id LIMIT ?4"
+    );
+    let queue = match &filter.queue {
+        Some(name) => match queues::find(conn, name)? {
+            Some(queue) => Some(queue.id),
+            None => return Ok(Vec::new()),
+        },
+        None => None,
+    };
+    let sql = if filter.status.is_some_and(|status| !status.is_live()) { FINISHED } else { PAGE };
+    let mut statement = conn.prepare_cached(sql)?;
+    let read = |row: &Row<'_>| {
+        let payload = if filter.payload { row.get::<_, Option<Vec<u8>>>(PAYLOAD_COLUMN)? } else { None };
+        Ok((Record::read(row)?, payload))
+    };
+    let rows = statement.query_map(params![filter.after, queue, filter.status, filter.limit as i64], read)?;
+    let rows = rows.collect::<rusqlite::Result<Vec<_>>>()?;
+    rows.into_iter()
+        .map(|(record, payload)| match (filter.payload, payload) {
+            (true, None) => {
+                whole(conn, record.id, now).map(|found| found.expect("the row was read in this transaction"))
+            }
+            (_, payload) => snapshot(conn, record, payload, now),
+        })
+        .collect()
+}
+
+/// One message with its payload.
+pub(crate) fn show(conn: &Connection, id: i64, now: Now) -> Result<Option<Snapshot>> {
+    whole(conn, id, now)
+}
+
+fn whole(conn: &Connection, id: i64, now: Now) -> Result<Option<Snapshot>> {
+    match Record::load_whole(conn, id)? {
+        Some((record, payload)) => snapshot(conn, record, Some(payload), now).map(Some),
+        None => Ok(None),
+    }
+}
+
+pub(crate) fn snapshot(conn: &Connection, record: Record, payload: Option<Vec<u8>>, now: Now) -> Result<Snapshot> {
+    Ok(Snapshot {
+        id: record.id(),
+        queue: queues::name_of(conn, record.queue)?,
+        receipt: record.is_held().then(|| record.receipt()),
+        lease_left: record.lease_until.map(|until| span(now.awake, until)),
+        claimed_at: (record.claimed_at > 0).then_some(record.claimed_at),
+        status: record.status,
+        route: record.route,
+        priority: record.priority,
+        due_at: record.due_at,
+        expires_at: record.expires_at,
+        key: record.key,
+        group: record.group,
+        worker: record.worker,
+        attempts: record.attempts,
+        crashes: record.crashes,
+        deferrals: record.deferrals,
+        releases: record.releases,
+        redrives: record.redrives,
+        max_attempts: record.max_attempts,
+        max_deferrals: record.max_deferrals,
+        last_error: record.last_error,
+        dead_reason: record.dead_reason,
+        enqueued_at: record.enqueued_at,
+        finished_at: record.finished_at,
+        payload_bytes: usize::try_from(record.payload_bytes).unwrap_or(0),
+        payload,
+    })
+}
+
+/// Why a message is not being handed out: what the claim's own judgement says to a worker that holds nothing.
+pub(crate) fn why(conn: &Connection, id: i64, now: Now) -> Result<Option<Why>> {
+    const REASON: &str = "SELECT reason FROM main.relet_retry_queue WHERE message = ?1";
+    // No label is empty, so this is nobody's own.
+    let anyone = Who { label: Arc::from(""), incarnation: 0, routes: Routes::ALL, lease: None };
+    let Some(record) = Record::load(conn, id)? else { return Ok(None) };
+    Ok(Some(match claim::judge(conn, now, &record, &anyone)? {
+        Ok(How::Claimed) if record.is_held() => {
+            Why::Void { by: record.worker.unwrap_or_default(), crashes: record.crashes + 1 }
+        }
+        Ok(_) => match record.expires_at.filter(|at| record.worker.is_none() && *at <= now.wall) {
+            Some(at) => Why::Expired { at },
+            None => Why::Ready,
+        },
+        Err(Obstacle::Held { by, lease_left }) => Why::Held { by, lease_left },
+        Err(Obstacle::Deferred { by, .. }) => Why::Deferred {
+            by,
+            due_at: record.due_at.unwrap_or(0),
+            abandoned_at: claim::abandoned_at(&record),
+            reason: conn.prepare_cached(REASON)?.query_row([id], |row| row.get(0)).optional()?.unwrap_or_default(),
+        },
+        Err(Obstacle::Due { until }) => Why::Due { at: until, after_error: record.last_error },
+        Err(Obstacle::Group { behind }) => {
+            // The member whose turn it is waits for no group, so this goes one step deep.
+            let because = if behind == id { None } else { why(conn, behind, now)? };
+            Why::Behind {
+                id: MessageId::new(behind),
+                group: record.group.unwrap_or_default(),
+                because: Box::new(because.unwrap_or(Why::Ready)),
+            }
+        }
+        Err(Obstacle::Finished(status)) => {
+            Why::Finished { status, reason: record.dead_reason.filter(|_| status == Status::Dead) }
+        }
+        Err(Obstacle::Route(_)) => Why::Ready,
+    }))
+}
+
+/// The retry queue, the earliest first.
+pub(crate) fn retry_queue(conn: &Connection, queue: Option<&str>, limit: usize) -> Result<Vec<Retrying>> {
+    const SQL: &str = "SELECT r.message, q.name, r.worker_id, r.due_at, r.reason, r.count
+                         FROM main.relet_retry_queue r JOIN main.relet_queues q ON q.id = r.queue
+                        WHERE ?1 IS NULL OR q.name = ?1
+                        ORDER BY r.due_at, r.message LIMIT ?2";
+    let mut statement = conn.prepare_cached(SQL)?;
+    let rows = statement.query_map(params![queue, limit as i64], |row| {
+        Ok(Retrying {
+            id: MessageId::new(row.get(0)?),
+            queue: row.get(1)?,
+            worker: row.get(2)?,
+            due_at: row.get(3)?,
+            reason: row.get(4)?,
+            count: row.get(5)?,
+        })
+    })?;
+    Ok(rows.collect::<rusqlite::Result<_>>()?)
+}
+
+/// What has been in `processing` for `older_than` and more without a lease that runs, the oldest claim first.
+pub(crate) fn stuck(conn: &Connection, older_than: Duration, now: Now) -> Result<Vec<Stuck>> {
+    // Held, and the lease has run out; then deferred, and nobody has come for it.
+    const SQL: &str = "
+        SELECT m.id, q.name, m.worker_id, m.claimed_at, m.lease_until, NULL, m.attempts
+          FROM main.relet_messages m INDEXED BY relet_leases JOIN main.relet_queues q ON q.id = m.queue
+         WHERE m.lease_until IS NOT NULL AND m.lease_until <= ?1 AND m.claimed_at <= ?3
+        UNION ALL
+        SELECT m.id, q.name, m.worker_id, m.claimed_at, NULL, r.due_at, m.attempts
+          FROM main.relet_retry_queue r INDEXED BY relet_retry_due
+          JOIN main.relet_messages m ON m.id = r.message JOIN main.relet_queues q ON q.id = r.queue
+         WHERE r.worker_id IS NOT NULL AND r.due_at <= ?2 AND m.claimed_at <= ?3
+         ORDER BY 4, 1";
+    let abandoned = now.wall.saturating_sub(millis(DEFERRAL_GRACE));
+    let claimed = now.wall.saturating_sub(millis(older_than));
+    let mut statement = conn.prepare_cached(SQL)?;
+    let rows = statement.query_map(params![now.awake, abandoned, claimed], |row| {
+        let overdue = match (row.get::<_, Option<i64>>(4)?, row.get::<_, Option<i64>>(5)?) {
+            (Some(0), _) => Duration::ZERO, // voided by a restart: when its lease would have ended is not known
+            (Some(lease_until), _) => span(lease_until, now.awake),
+            (None, due_at) => span(due_at.unwrap_or(now.wall), now.wall),
+        };
+        Ok(Stuck {
+            id: MessageId::new(row.get(0)?),
+            queue: row.get(1)?,
+            worker: row.get(2)?,
+            age: span(row.get(3)?, now.wall),
+            overdue,
+            attempts: row.get(6)?,
+        })
+    })?;
+    Ok(rows.collect::<rusqlite::Result<_>>()?)
+}
+
+/// Every queue's counters, and the ages that a few seeks tell.
+pub(crate) fn stats(conn: &Connection, stuck_after: Duration, now: Now) -> Result<Vec<QueueStats>> {
+    const SQL: &str = "
+        SELECT name, pending, routing, queued, pending_local, processing, done, dead, cancelled, retrying, acked, id
+          FROM main.relet_queues ORDER BY name";
+    let mut statement = conn.prepare_cached(SQL)?;
+    let rows = statement.query_map([], |row| {
+        let mut by_status = [0; Status::ALL.len()];
+        for (column, count) in by_status.iter_mut().enumerate() {
+            *count = row.get::<_, i64>(column + 1)?.unsigned_abs();
+        }
+        let queue = QueueStats {
+            queue: row.get(0)?,
+            by_status,
+            retrying: row.get::<_, i64>(9)?.unsigned_abs(),
+            acked: row.get::<_, i64>(10)?.unsigned_abs(),
+            stuck: 0,
+            oldest_waiting: None,
+        };
+        Ok((row.get::<_, i64>(11)?, queue))
+    })?;
+    let mut queues = rows.collect::<rusqlite::Result<Vec<_>>>()?;
+    for stuck in stuck(conn, stuck_after, now)? {
+        if let Some((_, queue)) = queues.iter_mut().find(|(_, queue)| queue.queue == stuck.queue) {
+            queue.stuck += 1;
+        }
+    }
+    for (id, queue) in &mut queues {
+        queue.oldest_waiting = oldest_waiting(conn, *id, now)?;
+    }
+    Ok(queues.into_iter().map(|(_, queue)| queue).collect())
+}
+
+/// Age of the oldest message of a queue that could be handed out now: one seek for each priority that is in use, and one
+/// for what has become due and has not been moved yet.
+fn oldest_waiting(conn: &Connection, queue: i64, now: Now) -> Result<Option<Duration>> {
+    const READY: &str = "
+        WITH RECURSIVE step (status, priority) AS (
+          SELECT s.value, (SELECT priority FROM main.relet_messages INDEXED BY relet_ready
+                            WHERE queue = ?1 AND status = s.value AND worker_id IS NULL AND waits_for IS NULL
+                              AND finished_at IS NULL
+                            ORDER BY priority DESC LIMIT 1)
+            FROM (SELECT 'pending' AS value UNION ALL SELECT 'routing' UNION ALL SELECT 'queued'
+                  UNION ALL SELECT 'pending_local') s
+          UNION ALL
+          SELECT step.status, (SELECT priority FROM main.relet_messages INDEXED BY relet_ready
+                                WHERE queue = ?1 AND status = step.status AND priority < step.priority
+                                  AND worker_id IS NULL AND waits_for IS NULL AND finished_at IS NULL
+                                ORDER BY priority DESC LIMIT 1)
+            FROM step WHERE step.priority IS NOT NULL
+        )
+        SELECT min((SELECT enqueued_at FROM main.relet_messages INDEXED BY relet_ready
+                     WHERE queue = ?1 AND status = step.status AND priority = step.priority
+                       AND worker_id IS NULL AND waits_for IS NULL AND finished_at IS NULL
+                     ORDER BY id LIMIT 1))
+          FROM step WHERE step.priority IS NOT NULL";
+    const DUE: &str = "SELECT due_at FROM main.relet_messages INDEXED BY relet_due
+                        WHERE queue = ?1 AND waits_for = 'due' AND due_at <= ?2 ORDER BY due_at LIMIT 1";
+    let ready: Option<i64> = conn.prepare_cached(READY)?.query_row([queue], |row| row.get(0))?;
+    let due: Option<i64> =
+        conn.prepare_cached(DUE)?.query_row(params![queue, now.wall], |row| row.get(0)).optional()?;
+    Ok(ready.into_iter().chain(due).min().map(|since| span(since, now.wall)))
+}

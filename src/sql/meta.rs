@@ -1,0 +1,92 @@
+//! `relet_meta`: what is true of the whole store.
+
+use rusqlite::types::{FromSql, ToSql};
+use rusqlite::{Connection, OptionalExtension, params};
+
+use crate::error::{Error, Result};
+
+/// Reads one value; `None` where the key is absent.
+pub(crate) fn get<T: FromSql>(conn: &Connection, key: &str) -> Result<Option<T>> {
+    const SQL: &str = "SELECT value FROM main.relet_meta WHERE key = ?1";
+    Ok(conn.prepare_cached(SQL)?.query_row([key], |row| row.get(0)).optional()?)
+}
+
+/// Reads a value that every store has.
+pub(crate) fn need<T: FromSql>(conn: &Connection, key: &'static str) -> Result<T> {
+    get(conn, key)?.ok_or_else(|| Error::Corrupt { detail: format!("relet_meta has no {key:?}") })
+}
+
+pub(crate) fn set(conn: &Connection, key: &str, value: impl ToSql) -> Result<()> {
+    const SQL: &str = "INSERT INTO main.relet_meta (key, value) VALUES (?1, ?2)
+                       ON CONFLICT (key) DO UPDATE SET value = excluded.value";
+    conn.prepare_cached(SQL)?.execute(params![key, value])?;
+    Ok(())
+}
+
+/// Changes something, so that the commit has something to make durable.
+pub(crate) fn touch(conn: &Connection) -> Result<()> {
+    const SQL: &str = "UPDATE main.relet_meta SET value = value + 1 WHERE key = 'touched'";
+    conn.prepare_cached(SQL)?.execute([])?;
+    Ok(())
+}
+
+/// Whether the database has relet's tables.
+pub(crate) fn exists(conn: &Connection) -> Result<bool> {
+    const SQL: &str = "SELECT EXISTS (SELECT 1 FROM main.sqlite_schema WHERE type = 'table' AND name = 'relet_meta')";
+    Ok(conn.query_row(SQL, [], |row| row.get(0))?)
+}
+
+/// Whether the database has no tables at all, so that it may be laid out as a file of relet's own.
+pub(crate) fn is_empty(conn: &Connection) -> Result<bool> {
+    const SQL: &str = "SELECT NOT EXISTS (SELECT 1 FROM main.sqlite_schema)";
+    Ok(conn.query_row(SQL, [], |row| row.get(0))?)
+}
+
+/// Runs the schema.
+pub(crate) fn create(conn: &Connection) -> Result<()> {
+    Ok(conn.execute_batch(include_str!("../../schema.sql"))?)
+}
+
+/// The largest message id that was ever given out.
+pub(crate) fn last_message(conn: &Connection) -> Result<i64> {
+    const SQL: &str = "SELECT seq FROM main.sqlite_sequence WHERE name = 'relet_messages'";
+    Ok(conn.prepare_cached(SQL)?.query_row([], |row| row.get(0)).optional()?.unwrap_or(0))
+}
+
+/// The machine was restarted: every lease of the boot before has run out, and no worker of it lives.
+pub(crate) fn void_all_claims(conn: &Connection) -> Result<()> {
+    const LEASES: &str =
+        "UPDATE main.relet_messages INDEXED BY relet_leases SET lease_until = 0 WHERE lease_until IS NOT NULL";
+    const WORKERS: &str = "DELETE FROM main.relet_workers";
+    conn.prepare_cached(LEASES)?.execute([])?;
+    conn.prepare_cached(WORKERS)?.execute([])?;
+    Ok(())
+}
+
+/// Waits that were set as a span of time by a clock that is ahead of `now` (so it was set back since) begin again now.
+pub(crate) fn restart_waits(conn: &Connection, now: i64) -> Result<()> {
+    const ANY: &str = "SELECT EXISTS (SELECT 1 FROM main.relet_messages INDEXED BY relet_parked
+                                       WHERE parked_at IS NOT NULL AND parked_at > ?1)";
+    const RETRIES: &str = "UPDATE main.relet_retry_queue AS r SET due_at = ?1 + (r.due_at - m.parked_at)
+                             FROM main.relet_messages m
+                            WHERE m.id = r.message AND m.parked_at > ?1";
+    const MESSAGES: &str = "UPDATE main.relet_messages INDEXED BY relet_parked
+                               SET due_at = ?1 + (due_at - parked_at), parked_at = ?1
+                             WHERE parked_at IS NOT NULL AND parked_at > ?1";
+    if conn.prepare_cached(ANY)?.query_row([now], |row| row.get(0))? {
+        conn.prepare_cached(RETRIES)?.execute([now])?;
+        conn.prepare_cached(MESSAGES)?.execute([now])?;
+    }
+    Ok(())
+}
+
+/// Writes the whole database into an empty file, from one snapshot.
+pub(crate) fn copy_into(conn: &Connection, file: &std::path::Path) -> Result<()> {
+    const SQL: &str = "VACUUM main INTO ?1";
+    let name = file.to_str().ok_or_else(|| Error::Backup {
+        path: file.to_owned(),
+        detail: "its name is not Unicode; choose another".into(),
+    })?;
+    conn.execute(SQL, [name]).map_err(|error| Error::Backup { path: file.to_owned(), detail: error.to_string() })?;
+    Ok(())
+}

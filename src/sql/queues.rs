@@ -1,0 +1,128 @@
+//! `relet_queues`: a queue's id, its defaults and its counters.
+
+use rusqlite::{Connection, OptionalExtension, params};
+
+use crate::error::Result;
+use crate::sql::Tx;
+use crate::state::Status;
+
+/// What a queue's row says about its messages.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct QueueRow {
+    pub(crate) id: i64,
+    pub(crate) max_attempts: Option<u32>,
+    pub(crate) lease_ms: Option<i64>,
+}
+
+pub(crate) fn find(conn: &Connection, name: &str) -> Result<Option<QueueRow>> {
+    const SQL: &str = "SELECT id, max_attempts, lease_ms FROM main.relet_queues WHERE name = ?1";
+    let read =
+        |row: &rusqlite::Row<'_>| Ok(QueueRow { id: row.get(0)?, max_attempts: row.get(1)?, lease_ms: row.get(2)? });
+    Ok(conn.prepare_cached(SQL)?.query_row([name], read).optional()?)
+}
+
+/// The queue of this name, made where there is none.
+pub(crate) fn find_or_make(tx: &Tx<'_>, name: &str) -> Result<QueueRow> {
+    const SQL: &str = "INSERT INTO main.relet_queues (name) VALUES (?1)";
+    if let Some(queue) = find(tx.conn, name)? {
+        return Ok(queue);
+    }
+    let id = tx.conn.prepare_cached(SQL)?.insert([name])?;
+    Ok(QueueRow { id, ..QueueRow::default() })
+}
+
+/// Sets a queue's own defaults; what is `None` follows the store.
+pub(crate) fn configure(
+    tx: &Tx<'_>,
+    name: &str,
+    max_attempts: Option<u32>,
+    lease_ms: Option<i64>,
+    retry: Option<&str>,
+) -> Result<()> {
+    const SQL: &str = "UPDATE main.relet_queues SET max_attempts = ?2, lease_ms = ?3, retry = ?4 WHERE id = ?1";
+    let queue = find_or_make(tx, name)?;
+    tx.conn.prepare_cached(SQL)?.execute(params![queue.id, max_attempts, lease_ms, retry])?;
+    Ok(())
+}
+
+pub(crate) fn retry_of(conn: &Connection, queue: i64) -> Result<Option<String>> {
+    const SQL: &str = "SELECT retry FROM main.relet_queues WHERE id = ?1";
+    Ok(conn.prepare_cached(SQL)?.query_row([queue], |row| row.get(0)).optional()?.flatten())
+}
+
+pub(crate) fn lease_of(conn: &Connection, queue: i64) -> Result<Option<i64>> {
+    const SQL: &str = "SELECT lease_ms FROM main.relet_queues WHERE id = ?1";
+    Ok(conn.prepare_cached(SQL)?.query_row([queue], |row| row.get(0)).optional()?.flatten())
+}
+
+pub(crate) fn name_of(conn: &Connection, queue: i64) -> Result<String> {
+    const SQL: &str = "SELECT name FROM main.relet_queues WHERE id = ?1";
+    Ok(conn.prepare_cached(SQL)?.query_row([queue], |row| row.get(0))?)
+}
+
+/// How the counters change in this transaction: summed, and written once a queue at its end.
+#[derive(Debug, Default)]
+pub(crate) struct Counts(Vec<Change>);
+
+#[derive(Debug)]
+struct Change {
+    queue: i64,
+    /// By status, in the order of [`Status::ALL`].
+    by_status: [i64; Status::ALL.len()],
+    retrying: i64,
+    acked: i64,
+}
+
+impl Counts {
+    fn of(&mut self, queue: i64) -> &mut Change {
+        let at = self.0.iter().position(|change| change.queue == queue).unwrap_or_else(|| {
+            self.0.push(Change { queue, by_status: [0; 8], retrying: 0, acked: 0 });
+            self.0.len() - 1
+        });
+        &mut self.0[at]
+    }
+
+    pub(crate) fn write(self, conn: &Connection) -> Result<()> {
+        const SQL: &str = "UPDATE main.relet_queues
+                              SET pending = pending + ?2, routing = routing + ?3, queued = queued + ?4,
+                                  pending_local = pending_local + ?5, processing = processing + ?6, done = done + ?7,
+                                  dead = dead + ?8, cancelled = cancelled + ?9, retrying = retrying + ?10,
+                                  acked = acked + ?11
+                            WHERE id = ?1";
+        for Change {
+            queue,
+            by_status: [pending, routing, queued, local, processing, done, dead, cancelled],
+            retrying,
+            acked,
+        } in self.0
+        {
+            conn.prepare_cached(SQL)?.execute(params![
+                queue, pending, routing, queued, local, processing, done, dead, cancelled, retrying, acked
+            ])?;
+        }
+        Ok(())
+    }
+}
+
+impl Tx<'_> {
+    /// A message of `queue` goes from one status to another; `None` is outside the table.
+    pub(crate) fn count(&mut self, queue: i64, from: Option<Status>, to: Option<Status>) {
+        let change = self.counts.of(queue);
+        if let Some(from) = from {
+            change.by_status[from as usize] -= 1;
+        }
+        if let Some(to) = to {
+            change.by_status[to as usize] += 1;
+        }
+    }
+
+    /// The retry queue has so many more rows of `queue`.
+    pub(crate) fn count_retrying(&mut self, queue: i64, by: i64) {
+        self.counts.of(queue).retrying += by;
+    }
+
+    /// A message of `queue` was acked.
+    pub(crate) fn count_acked(&mut self, queue: i64) {
+        self.counts.of(queue).acked += 1;
+    }
+}

@@ -1,0 +1,266 @@
+//! Settle: one guard, the receipt, through which every end of a claim passes.
+
+use std::time::Duration;
+
+use rusqlite::params;
+
+use crate::clock::{INSTANT_MAX, millis};
+use crate::error::{Error, Result, Whereabouts};
+use crate::message::{MessageId, RELEASES_MAX, cut};
+use crate::receipt::Receipt;
+use crate::retry::Retry;
+use crate::sql::dead::{self, By};
+use crate::sql::{Record, Tx, groups, queues, retry_queue};
+use crate::state::{Event, Route, Status};
+
+/// A way to end a claim, or to hold it longer.
+///
+/// ```
+/// use std::time::Duration;
+/// use relet::{Settle, Store};
+///
+/// let store = Store::open_in_memory()?;
+/// let mail = store.queue("mail");
+/// mail.enqueue_all(["a", "b"])?;
+/// let claims = store.worker("w")?.claim_batch("mail", 2)?;
+/// let outcomes = store.settle_all([
+///     (claims[0].receipt(), Settle::Ack),
+///     (claims[1].receipt(), Settle::Fail { error: "no route".into(), retry_in: None }),
+/// ])?;
+/// assert!(outcomes.iter().all(|outcome| outcome.is_ok()));
+/// # Ok::<(), relet::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Settle {
+    /// The work is done: the message is deleted, or kept as done for the store's retention.
+    Ack,
+    /// The work failed: the message is tried again after its backoff, or becomes a dead letter when its attempts are used up.
+    Fail {
+        /// Why; kept up to [`ERROR_MAX`](crate::ERROR_MAX) bytes.
+        error: String,
+        /// The wait before the next try, used as it is (a server's `Retry-After`); `None`: the backoff policy, with jitter.
+        retry_in: Option<Duration>,
+    },
+    /// The message can never be worked on: it becomes a dead letter at once.
+    Reject {
+        /// Why; kept up to [`ERROR_MAX`](crate::ERROR_MAX) bytes.
+        error: String,
+    },
+    /// Not now, through no fault of the message's (a rate limit): it stays this worker's, in `processing`, and waits in the retry queue. Costs no attempt; has its own ceiling.
+    Defer {
+        /// How long to wait.
+        delay: Duration,
+        /// Why; kept up to [`ERROR_MAX`](crate::ERROR_MAX) bytes.
+        reason: String,
+    },
+    /// Back to its route, for anyone, at once. Costs no attempt; has its own ceiling.
+    Release,
+    /// The lease lasts at least this long from now on; it is never shortened. The claim goes on.
+    Extend {
+        /// The lease from now on.
+        lease: Duration,
+    },
+}
+
+/// What a settle came to. All three mean that nothing is left to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Settled {
+    /// This call settled it; the message has this status now (`Done` also where it was deleted at once).
+    Now(Status),
+    /// The same receipt had settled it before; the message has this status. Nothing was changed.
+    Before(Status),
+    /// There is no such message any more: it was settled before and deleted.
+    Gone,
+}
+
+/// Does what `how` says to the claim with this receipt. A stale receipt changes nothing.
+pub(crate) fn settle(tx: &mut Tx<'_>, receipt: Receipt, how: &Settle) -> Result<Settled> {
+    let Some(record) = Record::load(tx.conn, receipt.id().get())? else {
+        tx.touch = true;
+        return match how {
+            Settle::Extend { .. } => Err(Error::Gone { id: receipt.id() }),
+            _ => Ok(Settled::Gone),
+        };
+    };
+    match check(&record, receipt) {
+        Standing::Holds => {}
+        Standing::Settled if !matches!(how, Settle::Extend { .. }) => {
+            tx.touch = true;
+            return Ok(Settled::Before(record.status));
+        }
+        Standing::Settled => return Err(stale(&record, receipt)),
+        Standing::Lost(error) => return Err(error),
+    }
+    let status = match how {
+        Settle::Ack => ack(tx, record)?,
+        Settle::Fail { error, retry_in } => fail(tx, record, &cut(error), *retry_in)?,
+        Settle::Reject { error } => {
+            dead::give_up(tx, &record, Some("rejected"), Some(&cut(error)), By::Holder)?;
+            Status::Dead
+        }
+        Settle::Defer { delay, reason } => defer(tx, record, *delay, &cut(reason))?,
+        Settle::Release => release(tx, record)?,
+        Settle::Extend { lease } => extend(tx, record, *lease)?,
+    };
+    Ok(Settled::Now(status))
+}
+
+/// What a receipt is worth.
+enum Standing {
+    /// It is the newest, and its claim is not ended. That its lease may have run out does not matter until somebody has taken the message back.
+    Holds,
+    /// It is the newest, and its claim was ended with it.
+    Settled,
+    /// Another claim, a cancellation or a take-back has come between.
+    Lost(Error),
+}
+
+fn check(record: &Record, receipt: Receipt) -> Standing {
+    let newest = record.token == receipt.token() && record.epoch == receipt.epoch();
+    if newest && record.is_held() {
+        Standing::Holds
+    } else if newest {
+        Standing::Settled
+    } else if record.status == Status::Cancelled && record.token == receipt.token() + 1 {
+        Standing::Lost(Error::Cancelled { id: record.id() })
+    } else {
+        Standing::Lost(stale(record, receipt))
+    }
+}
+
+fn stale(record: &Record, receipt: Receipt) -> Error {
+    Error::Stale { receipt, now: Whereabouts { status: record.status, worker: record.worker.clone() } }
+}
+
+/// Refuses a receipt that does not hold its message: the guard of an application's own transaction.
+pub(crate) fn guard(tx: &Tx<'_>, receipt: Receipt) -> Result<()> {
+    let record = Record::load(tx.conn, receipt.id().get())?.ok_or(Error::Gone { id: receipt.id() })?;
+    match check(&record, receipt) {
+        Standing::Holds => Ok(()),
+        Standing::Settled => Err(stale(&record, receipt)),
+        Standing::Lost(error) => Err(error),
+    }
+}
+
+fn ack(tx: &mut Tx<'_>, record: Record) -> Result<Status> {
+    const KEEP: &str = "UPDATE main.relet_messages
+        SET status = ?2, worker_id = NULL, incarnation = NULL, lease_until = NULL, lease_ms = NULL, finished_at = ?3
+        WHERE id = ?1";
+    let to = record.after(Event::Ack, "acked")?;
+    if tx.defaults.retention.is_zero() {
+        dead::remove(tx, &record)?;
+    } else {
+        tx.conn.prepare_cached(KEEP)?.execute(params![record.id, to, tx.now.wall])?;
+        tx.count(record.queue, Some(record.status), Some(to));
+    }
+    tx.count_acked(record.queue);
+    groups::settle_turn(tx, record.queue, record.group.as_deref())?;
+    Ok(to)
+}
+
+fn fail(tx: &mut Tx<'_>, record: Record, error: &str, retry_in: Option<Duration>) -> Result<Status> {
+    if record.attempts >= record.max_attempts {
+        let reason = format!("failed {} times, the limit of its attempts", record.attempts);
+        dead::give_up(tx, &record, Some(&reason), Some(error), By::Holder)?;
+        return Ok(Status::Dead);
+    }
+    let delay = match retry_in {
+        Some(delay) => delay,
+        None => policy(tx, &record)?.jittered(record.attempts.saturating_sub(1), fastrand::f64()),
+    };
+    let due_at = tx.now.after(delay);
+    let count = record.attempts;
+    give_back(tx, record, Event::Fail, Some((due_at, error, count)))
+}
+
+/// The message's own backoff, else its queue's, else the store's. One that cannot be read counts as not set.
+fn policy(tx: &Tx<'_>, record: &Record) -> Result<Retry> {
+    let text = match &record.retry {
+        Some(text) => Some(text.clone()),
+        None => queues::retry_of(tx.conn, record.queue)?,
+    };
+    Ok(text.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or(tx.defaults.retry))
+}
+
+fn release(tx: &mut Tx<'_>, mut record: Record) -> Result<Status> {
+    record.releases += 1;
+    record.attempts = record.attempts.saturating_sub(1);
+    if record.releases >= RELEASES_MAX {
+        let reason = format!("released {} times", record.releases);
+        dead::give_up(tx, &record, Some(&reason), None, By::Holder)?;
+        return Ok(Status::Dead);
+    }
+    give_back(tx, record, Event::Release, None)
+}
+
+/// Back to its route: ready, or parked until it is due.
+fn give_back(tx: &mut Tx<'_>, record: Record, event: Event, retry: Option<(i64, &str, u32)>) -> Result<Status> {
+    const SQL: &str = "UPDATE main.relet_messages
+        SET status = ?2, worker_id = NULL, incarnation = NULL, lease_until = NULL, lease_ms = NULL,
+            waits_for = CASE WHEN ?3 IS NOT NULL THEN 'due' END, due_at = ?3, parked_at = ?4,
+            last_error = COALESCE(?5, last_error), attempts = ?6, releases = ?7
+        WHERE id = ?1";
+    let to = record.after(event, "given back")?;
+    let parked = retry.filter(|(due_at, _, _)| *due_at > tx.now.wall);
+    tx.conn.prepare_cached(SQL)?.execute(params![
+        record.id,
+        to,
+        parked.map(|(due_at, _, _)| due_at),
+        parked.map(|_| tx.now.wall),
+        retry.map(|(_, error, _)| error),
+        record.attempts,
+        record.releases,
+    ])?;
+    if let Some((due_at, error, count)) = parked {
+        retry_queue::put(tx, &record, None, due_at, error, count)?;
+    }
+    tx.count(record.queue, Some(record.status), Some(to));
+    groups::settle_turn(tx, record.queue, record.group.as_deref())?;
+    Ok(to)
+}
+
+fn defer(tx: &mut Tx<'_>, mut record: Record, delay: Duration, reason: &str) -> Result<Status> {
+    const SQL: &str = "UPDATE main.relet_messages
+        SET lease_until = NULL, lease_ms = NULL, due_at = ?2, parked_at = ?3, deferrals = ?4, attempts = ?5
+        WHERE id = ?1";
+    record.deferrals += 1;
+    record.attempts = record.attempts.saturating_sub(1);
+    if record.deferrals >= record.max_deferrals {
+        let spent = format!("deferred {} times; the last time: {reason}", record.deferrals);
+        dead::give_up(tx, &record, Some(&spent), None, By::Holder)?;
+        return Ok(Status::Dead);
+    }
+    let to = record.after(Event::Defer, "deferred")?;
+    let due_at = tx.now.after(delay);
+    tx.conn.prepare_cached(SQL)?.execute(params![record.id, due_at, tx.now.wall, record.deferrals, record.attempts])?;
+    let worker = record.worker.clone();
+    retry_queue::put(tx, &record, worker.as_deref(), due_at, reason, record.deferrals)?;
+    Ok(to)
+}
+
+fn extend(tx: &mut Tx<'_>, record: Record, lease: Duration) -> Result<Status> {
+    const SQL: &str = "UPDATE main.relet_messages SET lease_until = ?2, lease_ms = ?3 WHERE id = ?1";
+    let lease_ms = millis(lease).max(1);
+    let until = tx.now.awake.saturating_add(lease_ms).min(INSTANT_MAX);
+    if record.lease_until.is_some_and(|current| current < until) {
+        tx.conn.prepare_cached(SQL)?.execute(params![record.id, until, lease_ms])?;
+    }
+    Ok(record.status)
+}
+
+/// Changes the route of a live message. One that is held takes it when it comes back.
+pub(crate) fn reroute(tx: &mut Tx<'_>, id: i64, route: Route) -> Result<()> {
+    const SQL: &str = "UPDATE main.relet_messages SET route = ?2, status = ?3 WHERE id = ?1";
+    let record = Record::load(tx.conn, id)?.ok_or(Error::Gone { id: MessageId::new(id) })?;
+    let to = match record.status {
+        Status::Processing => Status::Processing,
+        status => {
+            status.after(Event::Reroute, route).ok_or(Error::Status { id: record.id(), status, wanted: "routed" })?
+        }
+    };
+    tx.conn.prepare_cached(SQL)?.execute(params![id, route, to])?;
+    tx.count(record.queue, Some(record.status), Some(to));
+    tx.touch = true;
+    Ok(())
+}

@@ -1,0 +1,553 @@
+//! The store: one SQLite file, and every handle on it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rusqlite::{Connection, MAIN_DB, TransactionState};
+
+use crate::clock::{Now, millis};
+use crate::db::{self, Identity, Readers};
+use crate::error::{Error, Result};
+use crate::message::{MessageId, check_name};
+use crate::options::{Options, check_lease};
+use crate::queue::Queue;
+use crate::receipt::Receipt;
+use crate::sql::settle::{Settle, Settled};
+use crate::sql::{self, Defaults, Tx, meta};
+use crate::state::Route;
+use crate::view::{Filter, Retrying, Snapshot, Stats, Stuck, Why};
+use crate::worker::Worker;
+use crate::writer::{Sync, Writer};
+
+/// One SQLite file that holds queues. Cheap to clone; all clones are one store, for all threads.
+///
+/// Any number of processes of one machine may open the same file. The file may also be an application's own database:
+/// relet's tables have names that begin with `relet_`, and nothing else in it is touched.
+///
+/// ```
+/// use std::time::Duration;
+/// use relet::{Store, Verdict};
+///
+/// let dir = std::env::temp_dir().join(format!("relet-doc-{}", std::process::id()));
+/// std::fs::create_dir_all(&dir).unwrap();
+/// let store = Store::open(dir.join("app.db"))?;
+/// let id = store.queue("mail").enqueue("hello")?.id(); // on disk when it returns
+///
+/// let worker = store.worker("mailer-1")?;
+/// let claim = worker.claim("mail")?.expect("there is one");
+/// claim.defer(Duration::ZERO)?; // rate limited: it stays this worker's, in `processing`
+/// match worker.claim_id(id)? {
+///     Verdict::Resumed(claim) => claim.ack()?, // and this worker can claim it again
+///     other => panic!("{other:?}"),
+/// };
+/// # drop((worker, store));
+/// # std::fs::remove_dir_all(dir).unwrap();
+/// # Ok::<(), relet::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Store {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    // Dropped in this order: the writer's connection is the last one that closes.
+    readers: Option<Readers>,
+    writer: Option<Writer>,
+    options: Options,
+    /// `None`: in memory.
+    path: Option<PathBuf>,
+    identity: Option<Identity>,
+    store_id: String,
+}
+
+impl std::fmt::Debug for Store {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Store").field("path", &self.inner.path).finish_non_exhaustive()
+    }
+}
+
+/// What came of redriving many dead letters.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct Redriven {
+    /// Messages that are live again.
+    pub redriven: Vec<MessageId>,
+    /// Messages that stay dead letters, each with the reason ([`Error::KeyTaken`]).
+    pub refused: Vec<(MessageId, Error)>,
+}
+
+/// Dead letters that are redriven or purged, and messages that are settled, in one transaction of a long run.
+const STEP: usize = 500;
+
+impl Options {
+    /// Opens the store at this path, and creates it where there is none. Its folder must exist.
+    ///
+    /// # Errors
+    /// [`Error::Open`], [`Error::ReadOnly`], [`Error::NotWal`], [`Error::SchemaTooNew`], [`Error::SqliteTooOld`]; and
+    /// [`Error::Busy`] where another process kept the file locked for the whole busy wait.
+    pub fn open(self, path: impl AsRef<Path>) -> Result<Store> {
+        self.check()?;
+        let path = db::resolve(path.as_ref())?;
+        let (conn, boot) = db::open(&path, &self)?;
+        let store_id = meta::need(&conn, "store_id")?;
+        let readers = db::readers(&path, &self)?;
+        let writer = Writer::new(conn, boot, self.clone(), Some(path.clone()))?;
+        let identity = db::identity(&path);
+        let inner =
+            Inner { readers: Some(readers), writer: Some(writer), options: self, path: Some(path), identity, store_id };
+        Ok(Store { inner: Arc::new(inner) })
+    }
+
+    /// A store of its own in memory: gone with its last handle. All handles and threads share it.
+    ///
+    /// # Errors
+    /// [`Error::SqliteTooOld`], and options that are out of range.
+    pub fn open_in_memory(self) -> Result<Store> {
+        self.check()?;
+        let (conn, boot) = db::open_in_memory(&self)?;
+        let store_id = meta::need(&conn, "store_id")?;
+        let writer = Writer::new(conn, boot, self.clone(), None)?;
+        let inner = Inner { readers: None, writer: Some(writer), options: self, path: None, identity: None, store_id };
+        Ok(Store { inner: Arc::new(inner) })
+    }
+
+    /// Opens an existing store for looking only; everything that would change it is refused with [`Error::ReadOnly`].
+    ///
+    /// # Errors
+    /// As [`Options::open`]; [`Error::Open`] where there is no store.
+    pub fn open_read_only(self, path: impl AsRef<Path>) -> Result<Store> {
+        self.check()?;
+        let path = db::resolve(path.as_ref())?;
+        let readers = db::open_read_only(&path, &self)?;
+        let identity = db::identity(&path);
+        let mut inner = Inner {
+            readers: Some(readers),
+            writer: None,
+            options: self,
+            path: Some(path),
+            identity,
+            store_id: String::new(),
+        };
+        inner.store_id = inner.read(|conn, _| meta::need(conn, "store_id"))?;
+        Ok(Store { inner: Arc::new(inner) })
+    }
+}
+
+impl Store {
+    /// Opens the store at this path with the defaults, and creates it where there is none. See [`Options::open`].
+    ///
+    /// # Errors
+    /// As [`Options::open`].
+    pub fn open(path: impl AsRef<Path>) -> Result<Store> {
+        Options::default().open(path)
+    }
+
+    /// The settings, to be changed before opening.
+    pub fn options() -> Options {
+        Options::default()
+    }
+
+    /// A store of its own in memory. See [`Options::open_in_memory`].
+    ///
+    /// # Errors
+    /// As [`Options::open_in_memory`].
+    pub fn open_in_memory() -> Result<Store> {
+        Options::default().open_in_memory()
+    }
+
+    /// Opens an existing store for looking only. See [`Options::open_read_only`].
+    ///
+    /// # Errors
+    /// As [`Options::open_read_only`].
+    pub fn open_read_only(path: impl AsRef<Path>) -> Result<Store> {
+        Options::default().open_read_only(path)
+    }
+
+    /// The absolute path of its file; `None` in memory.
+    pub fn path(&self) -> Option<&Path> {
+        self.inner.path.as_deref()
+    }
+
+    /// The queue of this name. Its name is judged when it is used; it exists from its first message on.
+    pub fn queue(&self, name: &str) -> Queue {
+        Queue::new(self.clone(), name)
+    }
+
+    /// Starts a worker: a label that stays the same over restarts, and a new incarnation of it.
+    ///
+    /// Claims that an earlier start of the label still holds are void from now on, and this one finds them first.
+    ///
+    /// # Errors
+    /// [`Error::Text`] for an empty or overlong label.
+    pub fn worker(&self, label: &str) -> Result<Worker> {
+        Worker::start(self.clone(), label)
+    }
+
+    /// Starts a worker with a label of its own that no other process has, wherever it runs: for those who do not come back under the same name.
+    ///
+    /// # Errors
+    /// As [`Store::worker`].
+    pub fn worker_unnamed(&self) -> Result<Worker> {
+        self.worker(&format!("unnamed-{:032x}", fastrand::Rng::new().u128(..)))
+    }
+
+    /// A worker without an incarnation: its claims are known by label and lease alone, and any process may go on with them under the same label. For programs that live shorter than their claims, such as the command line.
+    ///
+    /// # Errors
+    /// [`Error::Text`] for an empty or overlong label.
+    pub fn detached(&self, label: &str) -> Result<Worker> {
+        check_name("worker label", label)?;
+        Ok(Worker::detached(self.clone(), label))
+    }
+
+    /// Settles the claim with this receipt.
+    ///
+    /// The receipt alone decides. A claim whose lease has run out can still be settled, as long as nobody has taken the
+    /// message back.
+    ///
+    /// # Errors
+    /// [`Error::Stale`] or [`Error::Cancelled`], and nothing was changed.
+    pub fn settle(&self, receipt: Receipt, how: Settle) -> Result<Settled> {
+        let sync = check_settle(&how)?;
+        self.write(sync, move |tx| sql::settle::settle(tx, receipt, &how))
+    }
+
+    /// Settles many claims in one commit, each with an outcome of its own, in their order.
+    ///
+    /// # Errors
+    /// For the whole call, where nothing was settled; what is wrong with one receipt is in its own outcome.
+    pub fn settle_all(&self, all: impl IntoIterator<Item = (Receipt, Settle)>) -> Result<Vec<Result<Settled>>> {
+        let all: Vec<_> = all.into_iter().collect();
+        let mut sync = Sync::Free;
+        for (_, how) in &all {
+            if check_settle(how)? == Sync::Durable {
+                sync = Sync::Durable;
+            }
+        }
+        self.write(sync, move |tx| {
+            all.iter().map(|(receipt, how)| item(sql::settle::settle(tx, *receipt, how))).collect()
+        })
+    }
+
+    /// Acks by receipt, as [`Claim::ack`](crate::Claim::ack) does.
+    ///
+    /// # Errors
+    /// As [`Store::settle`].
+    pub fn ack(&self, receipt: Receipt) -> Result<Settled> {
+        self.settle(receipt, Settle::Ack)
+    }
+
+    /// Acks in the application's own transaction on the same file: the effect and the ack are one commit.
+    ///
+    /// # Errors
+    /// [`Error::Stale`], [`Error::Cancelled`] or [`Error::Gone`], on which the transaction should be rolled back;
+    /// [`Error::WrongFile`], [`Error::NotImmediate`].
+    pub fn ack_in(&self, conn: &Connection, receipt: Receipt) -> Result<()> {
+        self.join(conn, |tx| {
+            sql::settle::guard(tx, receipt)?;
+            sql::settle::settle(tx, receipt, &Settle::Ack).map(drop)
+        })
+    }
+
+    /// Refuses, in the application's own transaction, to go on with a claim that is lost: call it before the effects are written.
+    ///
+    /// # Errors
+    /// As [`Store::ack_in`].
+    pub fn guard(&self, conn: &Connection, receipt: Receipt) -> Result<()> {
+        self.join(conn, |tx| sql::settle::guard(tx, receipt))
+    }
+
+    /// Cancels a live message. If a worker holds it, that worker's next call says so ([`Error::Cancelled`]).
+    ///
+    /// # Errors
+    /// [`Error::Gone`], or [`Error::Status`] where it is finished.
+    pub fn cancel(&self, id: impl Into<MessageId>) -> Result<()> {
+        let id = id.into();
+        self.write(Sync::Durable, move |tx| sql::dead::cancel(tx, id.get()))
+    }
+
+    /// Cancels many in one commit, each with an outcome of its own.
+    ///
+    /// # Errors
+    /// For the whole call, where nothing was cancelled.
+    pub fn cancel_all(&self, ids: impl IntoIterator<Item = MessageId>) -> Result<Vec<Result<()>>> {
+        let ids: Vec<_> = ids.into_iter().collect();
+        self.write(Sync::Durable, move |tx| ids.iter().map(|id| item(sql::dead::cancel(tx, id.get()))).collect())
+    }
+
+    /// Changes the route of a live message: the claimable status it has, or will have when its holder gives it back.
+    ///
+    /// # Errors
+    /// [`Error::Gone`], or [`Error::Status`] where it is finished.
+    pub fn route(&self, id: impl Into<MessageId>, route: Route) -> Result<()> {
+        let id = id.into();
+        self.write(Sync::Durable, move |tx| sql::settle::reroute(tx, id.get(), route))
+    }
+
+    /// Takes a message back out of the dead letters: all budgets whole, its history kept.
+    ///
+    /// # Errors
+    /// [`Error::KeyTaken`] where a live message has its key by now; [`Error::Gone`]; [`Error::Status`] where it is no dead letter.
+    pub fn redrive(&self, id: impl Into<MessageId>) -> Result<()> {
+        let id = id.into();
+        self.write(Sync::Durable, move |tx| sql::dead::redrive(tx, id.get()))
+    }
+
+    /// Redrives every dead letter of a queue, or of all, in the order of their ids and in steps: others go on meanwhile.
+    ///
+    /// # Errors
+    /// What was redriven before the error stays so.
+    pub fn redrive_all(&self, queue: Option<&str>) -> Result<Redriven> {
+        let mut all = Redriven::default();
+        let mut after = 0;
+        loop {
+            let queue = queue.map(str::to_owned);
+            let step = self.write(Sync::Durable, move |tx| {
+                let queue = match &queue {
+                    Some(name) => match sql::queues::find(tx.conn, name)? {
+                        Some(queue) => Some(queue.id),
+                        None => return Ok(Vec::new()),
+                    },
+                    None => None,
+                };
+                let ids = sql::dead::page(tx.conn, queue, after, STEP)?;
+                ids.into_iter().map(|id| Ok((id, item(sql::dead::redrive(tx, id))?))).collect::<Result<Vec<_>>>()
+            })?;
+            let Some((last, _)) = step.last() else { return Ok(all) };
+            after = *last;
+            for (id, outcome) in step {
+                match outcome {
+                    Ok(()) => all.redriven.push(MessageId::new(id)),
+                    Err(error) => all.refused.push((MessageId::new(id), error)),
+                }
+            }
+        }
+    }
+
+    /// Deletes dead letters that died at least this long ago, in steps. Returns how many.
+    ///
+    /// # Errors
+    /// What was deleted before the error stays so.
+    pub fn purge_dead(&self, older_than: Duration) -> Result<u64> {
+        let age = millis(older_than);
+        self.in_steps(move |tx| sql::prune::dead_letters(tx, age))
+    }
+
+    /// Deletes what is finished and past its retention, makes dead letters of what has expired, and gives free pages back, in steps. relet does a little of this by itself, as messages go through.
+    ///
+    /// # Errors
+    /// What was done before the error stays so.
+    pub fn prune(&self) -> Result<u64> {
+        let changed = self.in_steps(sql::prune::step)?;
+        self.writer()?.shrink()?;
+        Ok(changed)
+    }
+
+    /// Moves the write-ahead log into the file. Returns whether it is empty now; a reader can hold that up.
+    ///
+    /// # Errors
+    /// [`Error::ReadOnly`], or what the disk says.
+    pub fn checkpoint(&self) -> Result<bool> {
+        self.writer()?.checkpoint()
+    }
+
+    /// Counters, ages and sizes; costs the same at ten messages and at ten million.
+    ///
+    /// # Errors
+    /// [`Error::Pool`] where no reader became free, [`Error::FileReplaced`].
+    pub fn stats(&self) -> Result<Stats> {
+        let stuck_after = self.inner.options.stuck_after;
+        let queues = self.read(move |conn, now| sql::look::stats(conn, stuck_after, now))?;
+        let size = |path: &Path| std::fs::metadata(path).map_or(0, |file| file.len());
+        let path = self.inner.path.as_deref();
+        Ok(Stats {
+            queues,
+            file_bytes: path.map_or(0, size),
+            wal_bytes: path.map_or(0, |path| size(&beside(path, "-wal"))),
+            checkpoint_error: self.inner.writer.as_ref().and_then(Writer::checkpoint_error),
+        })
+    }
+
+    /// A page of messages, by id.
+    ///
+    /// # Errors
+    /// As [`Store::stats`].
+    pub fn list(&self, filter: &Filter) -> Result<Vec<Snapshot>> {
+        self.read(|conn, now| sql::look::list(conn, filter, now))
+    }
+
+    /// One message, with its payload.
+    ///
+    /// # Errors
+    /// As [`Store::stats`].
+    pub fn show(&self, id: impl Into<MessageId>) -> Result<Option<Snapshot>> {
+        let id = id.into().get();
+        self.read(|conn, now| sql::look::show(conn, id, now))
+    }
+
+    /// Why this message is not being handed out now, found with the claim's own conditions; `None` where there is no such message.
+    ///
+    /// # Errors
+    /// As [`Store::stats`].
+    pub fn why(&self, id: impl Into<MessageId>) -> Result<Option<Why>> {
+        let id = id.into().get();
+        self.read(|conn, now| sql::look::why(conn, id, now))
+    }
+
+    /// The retry queue of one queue or of all, the earliest first, at most `limit` rows.
+    ///
+    /// # Errors
+    /// As [`Store::stats`].
+    pub fn retry_queue(&self, queue: Option<&str>, limit: usize) -> Result<Vec<Retrying>> {
+        self.read(|conn, _| sql::look::retry_queue(conn, queue, limit))
+    }
+
+    /// What has sat in `processing` for this long and more although nobody holds it with a lease that runs. Changes nothing.
+    ///
+    /// A long lease, or one that is extended, is not stuck, however old its claim.
+    ///
+    /// # Errors
+    /// As [`Store::stats`].
+    pub fn stuck(&self, older_than: Duration) -> Result<Vec<Stuck>> {
+        self.read(|conn, now| sql::look::stuck(conn, older_than, now))
+    }
+
+    /// Checks the file, the checksums and every promise that the tables can break. Returns what it found wrong, in sentences. Reads everything, so it takes as long as the file is large; others go on meanwhile.
+    ///
+    /// # Errors
+    /// As [`Store::stats`].
+    pub fn doctor(&self) -> Result<Vec<String>> {
+        self.read(|conn, now| sql::doctor::examine(conn, now))
+    }
+
+    /// Writes a copy of the whole database, as of now, to a new file, while others go on. The copy is complete without a log beside it, and its receipts are of a new epoch.
+    ///
+    /// # Errors
+    /// [`Error::Backup`] where the target exists or cannot be written; then there is no file.
+    pub fn backup(&self, target: impl AsRef<Path>) -> Result<()> {
+        crate::backup::write(target.as_ref(), |copy| self.read_plain(|conn| sql::meta::copy_into(conn, copy)))
+    }
+
+    pub(crate) fn options_used(&self) -> &Options {
+        &self.inner.options
+    }
+
+    fn writer(&self) -> Result<&Writer> {
+        self.inner.writer.as_ref().ok_or_else(|| Error::ReadOnly {
+            path: self.inner.path.clone().unwrap_or_default(),
+            detail: "it was opened for looking only".into(),
+        })
+    }
+
+    pub(crate) fn write<T: Send + 'static>(
+        &self,
+        sync: Sync,
+        op: impl FnMut(&mut Tx<'_>) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        self.writer()?.run(sync, op)
+    }
+
+    /// Repeats a bounded step, each in a commit of its own, until it has nothing left to do.
+    fn in_steps(&self, step: impl Fn(&mut Tx<'_>) -> Result<usize> + Copy + Send + 'static) -> Result<u64> {
+        let mut all = 0;
+        loop {
+            match self.write(Sync::Free, step)? {
+                0 => return Ok(all),
+                some => all += some as u64,
+            }
+        }
+    }
+
+    fn read<T>(&self, look: impl FnOnce(&Connection, Now) -> Result<T>) -> Result<T> {
+        self.inner.read(look)
+    }
+
+    /// A look outside of a transaction.
+    fn read_plain<T>(&self, look: impl FnOnce(&Connection) -> Result<T>) -> Result<T> {
+        self.inner.with_reader(look)
+    }
+
+    /// Runs `op` inside the application's own transaction; what fails undoes itself alone.
+    pub(crate) fn join<T>(&self, conn: &Connection, op: impl FnOnce(&mut Tx<'_>) -> Result<T>) -> Result<T> {
+        if conn.is_autocommit() {
+            return Err(Error::NotImmediate);
+        }
+        let wrong = || Error::WrongFile { path: self.inner.path.clone().unwrap_or_default() };
+        if !meta::exists(conn)? || meta::get::<String>(conn, "store_id")?.as_deref() != Some(&*self.inner.store_id) {
+            return Err(wrong());
+        }
+        if conn.transaction_state(Some(MAIN_DB))? != TransactionState::Write {
+            return Err(Error::NotImmediate);
+        }
+        let options = &self.inner.options;
+        let defaults = Defaults {
+            lease: options.lease,
+            retry: options.retry,
+            max_attempts: options.max_attempts,
+            retention: options.retention,
+        };
+        let epoch = meta::need(conn, "epoch")?;
+        let mut tx = Tx::new(conn, options.clock.now(), defaults, epoch, 0);
+        conn.execute_batch("SAVEPOINT relet")?;
+        let outcome = op(&mut tx).and_then(|value| tx.finish().map(|()| value));
+        let end = if outcome.is_ok() { "RELEASE relet" } else { "ROLLBACK TO relet; RELEASE relet" };
+        // Where SQLite has rolled everything back by itself there is no savepoint left; the outcome says why.
+        let ended = if conn.is_autocommit() { Ok(()) } else { conn.execute_batch(end) };
+        let value = outcome?;
+        ended?;
+        Ok(value)
+    }
+}
+
+impl Inner {
+    fn read<T>(&self, look: impl FnOnce(&Connection, Now) -> Result<T>) -> Result<T> {
+        self.with_reader(|conn| {
+            let transaction = conn.unchecked_transaction()?;
+            let value = look(&transaction, self.options.clock.now())?;
+            transaction.commit()?;
+            Ok(value)
+        })
+    }
+
+    fn with_reader<T>(&self, look: impl FnOnce(&Connection) -> Result<T>) -> Result<T> {
+        match (&self.readers, &self.writer) {
+            (Some(readers), _) => {
+                if let Some(path) = &self.path
+                    && db::identity(path) != self.identity
+                {
+                    return Err(Error::FileReplaced { path: path.clone() });
+                }
+                let conn = readers.get().map_err(|error| Error::Pool { detail: error.to_string() })?;
+                look(&conn)
+            }
+            (None, Some(writer)) => writer.with_connection(look),
+            (None, None) => unreachable!("a store has readers, a writer, or both"),
+        }
+    }
+}
+
+/// The outcome of one item of a bulk call: what concerns only this item is its own, anything else ends the call.
+fn item<T>(outcome: Result<T>) -> Result<Result<T>> {
+    match outcome {
+        Err(error) if error.is_claim_lost() || matches!(error, Error::Status { .. } | Error::KeyTaken { .. }) => {
+            Ok(Err(error))
+        }
+        outcome => outcome.map(Ok),
+    }
+}
+
+/// Refuses what cannot be settled so, and says what its commit must survive.
+fn check_settle(how: &Settle) -> Result<Sync> {
+    match how {
+        Settle::Extend { lease } => check_lease(*lease).map(|()| Sync::Free),
+        _ => Ok(Sync::Durable),
+    }
+}
+
+/// A file that SQLite keeps beside the database.
+fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}

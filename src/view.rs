@@ -1,0 +1,296 @@
+//! What a look into the store shows.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::message::MessageId;
+use crate::receipt::Receipt;
+use crate::state::{Route, Status};
+
+/// A message as it was at one moment.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Snapshot {
+    /// Its id.
+    pub id: MessageId,
+    /// Its queue.
+    pub queue: String,
+    /// Its status.
+    pub status: Status,
+    /// The status it has when nobody holds it.
+    pub route: Route,
+    /// Higher is handed out first.
+    pub priority: i32,
+    /// Not handed out before this instant, in unix ms.
+    pub due_at: Option<i64>,
+    /// Becomes a dead letter at this instant unless it has been handed out, in unix ms.
+    pub expires_at: Option<i64>,
+    /// Its deduplication key.
+    pub key: Option<String>,
+    /// Its group.
+    pub group: Option<String>,
+    /// The worker that holds it, or that it is kept for while it is deferred.
+    pub worker: Option<String>,
+    /// The receipt that settles it; `None` unless it is held.
+    pub receipt: Option<Receipt>,
+    /// What is left of its lease; zero where that has run out, `None` unless it is held.
+    pub lease_left: Option<Duration>,
+    /// When it was claimed last, in unix ms.
+    pub claimed_at: Option<i64>,
+    /// Times it was tried, those given back (deferred, released) not counted.
+    pub attempts: u32,
+    /// Claims of it that ended with the death or silence of their worker.
+    pub crashes: u32,
+    /// Times it was deferred.
+    pub deferrals: u32,
+    /// Times it was released.
+    pub releases: u32,
+    /// Times it was taken back out of the dead letters.
+    pub redrives: u32,
+    /// How often it is tried.
+    pub max_attempts: u32,
+    /// How often it may be deferred.
+    pub max_deferrals: u32,
+    /// The error of its last failure or rejection.
+    pub last_error: Option<String>,
+    /// Why it became a dead letter, the last time it did.
+    pub dead_reason: Option<String>,
+    /// When it was enqueued, in unix ms.
+    pub enqueued_at: i64,
+    /// When it was acked, died or was cancelled, in unix ms.
+    pub finished_at: Option<i64>,
+    /// Size of its payload in bytes.
+    pub payload_bytes: usize,
+    /// Its payload, where it was asked for.
+    pub payload: Option<Vec<u8>>,
+}
+
+/// Which messages [`Store::list`](crate::Store::list) lists. All filters hold at the same time.
+///
+/// ```
+/// use relet::{Filter, Status, Store};
+///
+/// let store = Store::open_in_memory()?;
+/// store.queue("mail").enqueue_all(["a", "b", "c"])?;
+/// let page = store.list(&Filter::new().queue("mail").status(Status::Pending).limit(2))?;
+/// let rest = store.list(&Filter::new().queue("mail").after(page[1].id))?;
+/// assert_eq!((page.len(), rest.len()), (2, 1));
+/// # Ok::<(), relet::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[must_use = "a filter does nothing until something is listed with it"]
+pub struct Filter {
+    pub(crate) queue: Option<String>,
+    pub(crate) status: Option<Status>,
+    pub(crate) after: i64,
+    pub(crate) limit: usize,
+    pub(crate) payload: bool,
+}
+
+/// Messages in a page unless [`Filter::limit`] says otherwise.
+pub const PAGE: usize = 100;
+/// Most messages in a page, so that no look holds its snapshot of the file for long.
+pub const PAGE_MAX: usize = 10_000;
+
+impl Filter {
+    /// Every message, by id, [`PAGE`] of them, without payloads.
+    pub fn new() -> Filter {
+        Filter { queue: None, status: None, after: 0, limit: PAGE, payload: false }
+    }
+
+    /// Only messages of this queue.
+    pub fn queue(self, name: impl Into<String>) -> Filter {
+        Filter { queue: Some(name.into()), ..self }
+    }
+
+    /// Only messages in this status.
+    pub fn status(self, status: Status) -> Filter {
+        Filter { status: Some(status), ..self }
+    }
+
+    /// Only messages with a larger id: the last one of the page before.
+    pub fn after(self, id: MessageId) -> Filter {
+        Filter { after: id.get(), ..self }
+    }
+
+    /// At most this many; more than [`PAGE_MAX`] count as that.
+    pub fn limit(self, limit: usize) -> Filter {
+        Filter { limit: limit.min(PAGE_MAX), ..self }
+    }
+
+    /// With their payloads.
+    pub fn payload(self, with: bool) -> Filter {
+        Filter { payload: with, ..self }
+    }
+}
+
+impl Default for Filter {
+    fn default() -> Filter {
+        Filter::new()
+    }
+}
+
+/// A row of the retry queue: a message whose next try is set for later.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Retrying {
+    /// The message.
+    pub id: MessageId,
+    /// Its queue.
+    pub queue: String,
+    /// Deferred: the worker it is kept for, in `processing`. Failed: `None`.
+    pub worker: Option<String>,
+    /// When it is tried again, in unix ms.
+    pub due_at: i64,
+    /// The error, or the reason of the deferral.
+    pub reason: String,
+    /// Which failure, or which deferral, of this message it was.
+    pub count: u32,
+}
+
+/// A message that has been in `processing` for too long, and that nobody holds with a lease that runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stuck {
+    /// The message.
+    pub id: MessageId,
+    /// Its queue.
+    pub queue: String,
+    /// The worker that claimed it.
+    pub worker: String,
+    /// How long ago it was claimed; zero where the wall clock was set back since.
+    pub age: Duration,
+    /// How long ago its lease ran out, or its worker should have come back for it; zero where the machine was restarted since.
+    pub overdue: Duration,
+    /// Times it was tried.
+    pub attempts: u32,
+}
+
+/// A store at one moment.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Every queue that ever had a message, by name.
+    pub queues: Vec<QueueStats>,
+    /// Size of the file, in bytes.
+    pub file_bytes: u64,
+    /// Size of the write-ahead log beside it, in bytes.
+    pub wal_bytes: u64,
+    /// What the last checkpoint of this process failed with, if it did.
+    pub checkpoint_error: Option<String>,
+}
+
+/// A queue at one moment. The counts are kept, not counted.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct QueueStats {
+    /// Its name.
+    pub queue: String,
+    /// Messages in each status, in the order of [`Status::ALL`].
+    pub by_status: [u64; Status::ALL.len()],
+    /// Messages in the retry queue (failed ones, which are claimable by status, and deferred ones, which are in `processing`).
+    pub retrying: u64,
+    /// Messages in `processing` for longer than the store's threshold without a lease that runs. See [`Stuck`].
+    pub stuck: u64,
+    /// Messages ever acked, those deleted since among them.
+    pub acked: u64,
+    /// Age of the oldest message that could be handed out now.
+    pub oldest_waiting: Option<Duration>,
+}
+
+impl QueueStats {
+    /// Messages in this status.
+    pub fn count(&self, status: Status) -> u64 {
+        self.by_status[status as usize]
+    }
+
+    /// Messages that are not finished.
+    pub fn live(&self) -> u64 {
+        Status::ALL.into_iter().filter(|status| status.is_live()).map(|status| self.count(status)).sum()
+    }
+}
+
+/// Why a message is not being handed out now, found with the claim's own conditions.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Why {
+    /// It can be handed out: the next claim that reaches it gets it.
+    Ready,
+    /// A worker holds it.
+    Held {
+        /// The worker.
+        by: String,
+        /// What is left of its lease.
+        lease_left: Duration,
+    },
+    /// A worker held it, but that claim is void (its lease ran out, the worker or the machine was restarted): the next claim takes it.
+    Void {
+        /// The worker.
+        by: String,
+        /// Crashes that will have been counted then.
+        crashes: u32,
+    },
+    /// It was deferred, and is kept for its worker.
+    Deferred {
+        /// The worker.
+        by: String,
+        /// When it is due, in unix ms.
+        due_at: i64,
+        /// When anyone may take it, in unix ms.
+        abandoned_at: i64,
+        /// Why it was deferred.
+        reason: String,
+    },
+    /// Its first or next try is set for later.
+    Due {
+        /// When, in unix ms.
+        at: i64,
+        /// The error of the last try, if there was one.
+        after_error: Option<String>,
+    },
+    /// Another message of its group goes first.
+    Behind {
+        /// That message.
+        id: MessageId,
+        /// The group.
+        group: String,
+        /// Why that one is not done yet.
+        because: Box<Why>,
+    },
+    /// Its time to live is over: the next claim that reaches it makes a dead letter of it.
+    Expired {
+        /// Since when, in unix ms.
+        at: i64,
+    },
+    /// It is finished.
+    Finished {
+        /// How.
+        status: Status,
+        /// Why, for a dead letter.
+        reason: Option<String>,
+    },
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Why::Ready => write!(f, "ready: the next claim that reaches it gets it"),
+            Why::Held { by, lease_left } => write!(f, "held by worker {by:?} for another {lease_left:?}"),
+            Why::Void { by, crashes } => {
+                write!(f, "the claim of worker {by:?} is void: the next claim takes it, as crash {crashes}")
+            }
+            Why::Deferred { by, due_at, abandoned_at, reason } => write!(
+                f,
+                "deferred ({reason}) and kept for worker {by:?}, due at {due_at}, for anyone from {abandoned_at} on"
+            ),
+            Why::Due { at, after_error: Some(error) } => write!(f, "waiting until {at}, after the error: {error}"),
+            Why::Due { at, after_error: None } => write!(f, "waiting until {at}"),
+            Why::Behind { id, group, because } => {
+                write!(f, "behind message {id} of group {group:?}, which is {because}")
+            }
+            Why::Expired { at } => write!(f, "expired at {at}: the next claim makes a dead letter of it"),
+            Why::Finished { status, reason: Some(reason) } => write!(f, "{status}: {reason}"),
+            Why::Finished { status, reason: None } => write!(f, "{status}"),
+        }
+    }
+}
