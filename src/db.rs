@@ -61,6 +61,13 @@ pub(crate) fn resolve(path: &Path) -> Result<PathBuf> {
     Ok(folder.join(name))
 }
 
+/// A file that lies beside the database, under its name and a suffix.
+pub(crate) fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
 /// Makes an empty file where there is none.
 fn create(path: &Path, private: bool) -> Result<()> {
     let mut options = OpenOptions::new();
@@ -100,7 +107,13 @@ pub(crate) fn connect(path: &Path, options: &Options) -> Result<Connection> {
     conn.execute_batch(&format!(
         "PRAGMA wal_autocheckpoint = 0; PRAGMA journal_size_limit = {WAL_KEPT}; PRAGMA cache_size = -8192"
     ))?;
-    let _ = options;
+    if let Some(bytes) = options.file_max {
+        let page: u32 = conn.query_row("PRAGMA page_size", [], |row| row.get(0))?;
+        conn.execute_batch(&format!(
+            "PRAGMA max_page_count = {}",
+            (bytes / u64::from(page)).clamp(1, u64::from(u32::MAX) - 1)
+        ))?;
+    }
     Ok(conn)
 }
 

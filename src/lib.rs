@@ -11,6 +11,7 @@ mod message;
 mod options;
 mod queue;
 mod receipt;
+mod reserve;
 mod retry;
 mod sql;
 mod state;
@@ -26,7 +27,7 @@ pub use message::{
     ATTEMPTS_MAX, CRASHES_MAX, DEFERRALS_MAX, ERROR_MAX, Enqueued, Message, MessageId, NAME_MAX, PAYLOAD_MAX,
     PAYLOAD_MAX_LIMIT, PRIORITY_RANGE, RELEASES_MAX,
 };
-pub use options::{DEFERRAL_GRACE, Durability, LEASE_RANGE, Options};
+pub use options::{DEFERRAL_GRACE, Durability, LEASE_RANGE, Options, RESERVE};
 pub use queue::{Queue, QueueDefaults};
 pub use receipt::Receipt;
 pub use retry::Retry;

@@ -13,6 +13,9 @@ pub const LEASE_RANGE: std::ops::RangeInclusive<Duration> =
 /// How long a due deferred message is still kept for its own worker, before anyone may take it.
 pub const DEFERRAL_GRACE: Duration = Duration::from_secs(30);
 
+/// Bytes set aside beside a store unless [`Options::reserve`] says otherwise: what the log grows to between two checkpoints, and a little more.
+pub const RESERVE: u64 = 4_352 << 10;
+
 /// What a commit survives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Durability {
@@ -49,6 +52,8 @@ pub struct Options {
     pub(crate) retention: Duration,
     pub(crate) stuck_after: Duration,
     pub(crate) checkpoints: bool,
+    pub(crate) reserve: u64,
+    pub(crate) file_max: Option<u64>,
     pub(crate) private: bool,
     pub(crate) allow_old_sqlite: bool,
     pub(crate) clock: Clock,
@@ -67,6 +72,8 @@ impl Default for Options {
             retention: Duration::ZERO,
             stuck_after: Duration::from_secs(3600),
             checkpoints: true,
+            reserve: RESERVE,
+            file_max: None,
             private: true,
             allow_old_sqlite: false,
             clock: Clock::system(),
@@ -123,6 +130,16 @@ impl Options {
     /// Whether relet moves the write-ahead log into the file itself (the default), or leaves that to another tool.
     pub fn checkpoints(self, on: bool) -> Options {
         Options { checkpoints: on, ..self }
+    }
+
+    /// Bytes that are set aside in a file beside the store, so that it can still be emptied when the disk is full; [`RESERVE`] unless set, 0 for none.
+    pub fn reserve(self, bytes: u64) -> Options {
+        Options { reserve: bytes, ..self }
+    }
+
+    /// Largest size of the file, in bytes, its log not counted; a message that would make it larger is refused with [`Error::Full`](crate::Error::Full). None unless set.
+    pub fn file_max(self, bytes: u64) -> Options {
+        Options { file_max: Some(bytes), ..self }
     }
 
     /// Whether a file that relet creates is readable by its owner only (mode 0600, the default), or by the process's umask. Unix only.

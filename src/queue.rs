@@ -12,7 +12,7 @@ use crate::options::check_lease;
 use crate::retry::Retry;
 use crate::sql;
 use crate::store::Store;
-use crate::writer::Sync;
+use crate::writer::Need;
 
 /// A queue of a store. Cheap to clone, and to make: it holds no resources.
 #[derive(Debug, Clone)]
@@ -84,7 +84,7 @@ impl Queue {
         let message = message.into();
         self.check(std::slice::from_ref(&message))?;
         let queue = self.name.clone();
-        self.store.write(Sync::Durable, move |tx| sql::enqueue::enqueue(tx, &queue, &message))
+        self.store.write(Need::Enqueue, move |tx| sql::enqueue::enqueue(tx, &queue, &message))
     }
 
     /// Stores all these messages in one commit, or none of them. Their ids are in the order of the messages.
@@ -98,7 +98,7 @@ impl Queue {
             return Ok(Vec::new());
         }
         let queue = self.name.clone();
-        self.store.write(Sync::Durable, move |tx| sql::enqueue::enqueue_all(tx, &queue, &messages))
+        self.store.write(Need::Enqueue, move |tx| sql::enqueue::enqueue_all(tx, &queue, &messages))
     }
 
     /// Stores a message in the application's own transaction on the same file: it is there if and only if that commits, with the durability of that connection.
@@ -146,7 +146,7 @@ impl Queue {
         }
         let retry = defaults.retry.as_ref().map(serde_json::to_string).transpose()?;
         let name = self.name.clone();
-        self.store.write(Sync::Durable, move |tx| {
+        self.store.write(Need::Settle, move |tx| {
             sql::queues::configure(tx, &name, defaults.max_attempts, defaults.lease.map(millis), retry.as_deref())
         })
     }

@@ -18,7 +18,7 @@ use crate::sql::{self, Defaults, Tx, meta};
 use crate::state::Route;
 use crate::view::{Filter, Retrying, Snapshot, Stats, Stuck, Why};
 use crate::worker::Worker;
-use crate::writer::{Sync, Writer};
+use crate::writer::{Need, Writer};
 
 /// One SQLite file that holds queues. Cheap to clone; all clones are one store, for all threads.
 ///
@@ -209,8 +209,8 @@ impl Store {
     /// # Errors
     /// [`Error::Stale`] or [`Error::Cancelled`], and nothing was changed.
     pub fn settle(&self, receipt: Receipt, how: Settle) -> Result<Settled> {
-        let sync = check_settle(&how)?;
-        self.write(sync, move |tx| sql::settle::settle(tx, receipt, &how))
+        let need = check_settle(&how)?;
+        self.write(need, move |tx| sql::settle::settle(tx, receipt, &how))
     }
 
     /// Settles many claims in one commit, each with an outcome of its own, in their order.
@@ -219,13 +219,13 @@ impl Store {
     /// For the whole call, where nothing was settled; what is wrong with one receipt is in its own outcome.
     pub fn settle_all(&self, all: impl IntoIterator<Item = (Receipt, Settle)>) -> Result<Vec<Result<Settled>>> {
         let all: Vec<_> = all.into_iter().collect();
-        let mut sync = Sync::Free;
+        let mut need = Need::Claim;
         for (_, how) in &all {
-            if check_settle(how)? == Sync::Durable {
-                sync = Sync::Durable;
+            if check_settle(how)? == Need::Settle {
+                need = Need::Settle;
             }
         }
-        self.write(sync, move |tx| {
+        self.write(need, move |tx| {
             all.iter().map(|(receipt, how)| item(sql::settle::settle(tx, *receipt, how))).collect()
         })
     }
@@ -264,7 +264,7 @@ impl Store {
     /// [`Error::Gone`], or [`Error::Status`] where it is finished.
     pub fn cancel(&self, id: impl Into<MessageId>) -> Result<()> {
         let id = id.into();
-        self.write(Sync::Durable, move |tx| sql::dead::cancel(tx, id.get()))
+        self.write(Need::Settle, move |tx| sql::dead::cancel(tx, id.get()))
     }
 
     /// Cancels many in one commit, each with an outcome of its own.
@@ -273,7 +273,7 @@ impl Store {
     /// For the whole call, where nothing was cancelled.
     pub fn cancel_all(&self, ids: impl IntoIterator<Item = MessageId>) -> Result<Vec<Result<()>>> {
         let ids: Vec<_> = ids.into_iter().collect();
-        self.write(Sync::Durable, move |tx| ids.iter().map(|id| item(sql::dead::cancel(tx, id.get()))).collect())
+        self.write(Need::Settle, move |tx| ids.iter().map(|id| item(sql::dead::cancel(tx, id.get()))).collect())
     }
 
     /// Changes the route of a live message: the claimable status it has, or will have when its holder gives it back.
@@ -282,7 +282,7 @@ impl Store {
     /// [`Error::Gone`], or [`Error::Status`] where it is finished.
     pub fn route(&self, id: impl Into<MessageId>, route: Route) -> Result<()> {
         let id = id.into();
-        self.write(Sync::Durable, move |tx| sql::settle::reroute(tx, id.get(), route))
+        self.write(Need::Settle, move |tx| sql::settle::reroute(tx, id.get(), route))
     }
 
     /// Takes a message back out of the dead letters: all budgets whole, its history kept.
@@ -291,7 +291,7 @@ impl Store {
     /// [`Error::KeyTaken`] where a live message has its key by now; [`Error::Gone`]; [`Error::Status`] where it is no dead letter.
     pub fn redrive(&self, id: impl Into<MessageId>) -> Result<()> {
         let id = id.into();
-        self.write(Sync::Durable, move |tx| sql::dead::redrive(tx, id.get()))
+        self.write(Need::Settle, move |tx| sql::dead::redrive(tx, id.get()))
     }
 
     /// Redrives every dead letter of a queue, or of all, in the order of their ids and in steps: others go on meanwhile.
@@ -303,7 +303,7 @@ impl Store {
         let mut after = 0;
         loop {
             let queue = queue.map(str::to_owned);
-            let step = self.write(Sync::Durable, move |tx| {
+            let step = self.write(Need::Settle, move |tx| {
                 let queue = match &queue {
                     Some(name) => match sql::queues::find(tx.conn, name)? {
                         Some(queue) => Some(queue.id),
@@ -364,7 +364,7 @@ impl Store {
         Ok(Stats {
             queues,
             file_bytes: path.map_or(0, size),
-            wal_bytes: path.map_or(0, |path| size(&beside(path, "-wal"))),
+            wal_bytes: path.map_or(0, |path| size(&db::beside(path, "-wal"))),
             checkpoint_error: self.inner.writer.as_ref().and_then(Writer::checkpoint_error),
         })
     }
@@ -418,7 +418,7 @@ impl Store {
     /// # Errors
     /// As [`Store::stats`].
     pub fn doctor(&self) -> Result<Vec<String>> {
-        self.read(|conn, now| sql::doctor::examine(conn, now))
+        self.read(sql::doctor::examine)
     }
 
     /// Writes a copy of the whole database, as of now, to a new file, while others go on. The copy is complete without a log beside it, and its receipts are of a new epoch.
@@ -442,17 +442,17 @@ impl Store {
 
     pub(crate) fn write<T: Send + 'static>(
         &self,
-        sync: Sync,
+        need: Need,
         op: impl FnMut(&mut Tx<'_>) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        self.writer()?.run(sync, op)
+        self.writer()?.run(need, op)
     }
 
     /// Repeats a bounded step, each in a commit of its own, until it has nothing left to do.
     fn in_steps(&self, step: impl Fn(&mut Tx<'_>) -> Result<usize> + Copy + Send + 'static) -> Result<u64> {
         let mut all = 0;
         loop {
-            match self.write(Sync::Free, step)? {
+            match self.write(Need::Settle, step)? {
                 0 => return Ok(all),
                 some => all += some as u64,
             }
@@ -538,16 +538,9 @@ fn item<T>(outcome: Result<T>) -> Result<Result<T>> {
 }
 
 /// Refuses what cannot be settled so, and says what its commit must survive.
-fn check_settle(how: &Settle) -> Result<Sync> {
+fn check_settle(how: &Settle) -> Result<Need> {
     match how {
-        Settle::Extend { lease } => check_lease(*lease).map(|()| Sync::Free),
-        _ => Ok(Sync::Durable),
+        Settle::Extend { lease } => check_lease(*lease).map(|()| Need::Claim),
+        _ => Ok(Need::Settle),
     }
-}
-
-/// A file that SQLite keeps beside the database.
-fn beside(path: &Path, suffix: &str) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(suffix);
-    name.into()
 }

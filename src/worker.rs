@@ -11,7 +11,7 @@ use crate::sql;
 use crate::sql::claim::{ById, Next, Routes, Who};
 use crate::state::Route;
 use crate::store::Store;
-use crate::writer::Sync;
+use crate::writer::Need;
 
 /// A started worker: a label, and this start of it. Cheap to clone; all clones are one worker, for all threads.
 ///
@@ -45,7 +45,7 @@ impl Drop for Start {
         let (label, incarnation) = (self.label.clone(), self.incarnation);
         if incarnation != 0 {
             // If this fails, the next start of the label takes its place all the same.
-            let _ = self.store.write(Sync::Free, move |tx| sql::workers::deregister(tx, &label, incarnation));
+            let _ = self.store.write(Need::Claim, move |tx| sql::workers::deregister(tx, &label, incarnation));
         }
     }
 }
@@ -56,7 +56,7 @@ impl Worker {
         let label: Arc<str> = label.into();
         let registered = label.clone();
         let incarnation =
-            store.write(Sync::Durable, move |tx| sql::workers::register(tx, &registered, std::process::id()))?;
+            store.write(Need::Settle, move |tx| sql::workers::register(tx, &registered, std::process::id()))?;
         Ok(Worker::new(store, label, incarnation))
     }
 
@@ -99,7 +99,7 @@ impl Worker {
         let queue: Arc<str> = queue.into();
         loop {
             let (name, who) = (queue.clone(), self.who.clone());
-            match self.start.store.write(Sync::Free, move |tx| sql::claim::claim_next(tx, &name, &who))? {
+            match self.start.store.write(Need::Claim, move |tx| sql::claim::claim_next(tx, &name, &who))? {
                 Next::Taken(taken) => return Ok(Some(Claim::new(self.clone(), &queue, *taken))),
                 Next::Nothing => return Ok(None),
                 Next::Again => {}
@@ -117,7 +117,7 @@ impl Worker {
         let mut claims = Vec::new();
         while claims.len() < count {
             let (name, who, wanted) = (queue.clone(), self.who.clone(), count - claims.len());
-            let (taken, more) = self.start.store.write(Sync::Free, move |tx| {
+            let (taken, more) = self.start.store.write(Need::Claim, move |tx| {
                 let mut taken = Vec::new();
                 while taken.len() < wanted {
                     match sql::claim::claim_next(tx, &name, &who)? {
@@ -143,7 +143,7 @@ impl Worker {
     /// As [`Worker::claim`].
     pub fn claim_id(&self, id: impl Into<MessageId>) -> Result<Verdict> {
         let (id, who) = (id.into(), self.who.clone());
-        let (verdict, queue) = self.start.store.write(Sync::Free, move |tx| {
+        let (verdict, queue) = self.start.store.write(Need::Claim, move |tx| {
             let verdict = sql::claim::claim_id(tx, id.get(), &who)?;
             let queue = match &verdict {
                 ById::Taken(taken) => sql::queues::name_of(tx.conn, taken.record.queue)?,

@@ -29,14 +29,24 @@ use crate::clock::Stopwatch;
 use crate::db::{self, Boot, Identity, PAUSE_MAX, Patience};
 use crate::error::{Error, Result};
 use crate::options::{Durability, Options};
+use crate::reserve::Reserve;
 use crate::sql::{Defaults, Tx, meta, prune};
 
-/// Whether a commit must reach the disk before its callers are answered.
+/// What an operation needs of the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Sync {
-    /// Claims and extensions: may be lost with the power.
+pub(crate) enum Need {
+    /// Claims and extensions: they may be lost with the power.
+    Claim,
+    /// What must reach the disk before its caller is answered, and works on what is stored: it goes on when the disk is full.
+    Settle,
+    /// What must reach the disk, and needs more of it: it is refused first when the disk is full.
+    Enqueue,
+}
+
+/// Whether a commit reaches the disk before its callers are answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sync {
     Free,
-    /// Everything else.
     Durable,
 }
 
@@ -83,28 +93,31 @@ struct Seat {
     checkpoint_error: Option<String>,
     maintained: Stopwatch,
     owned: bool,
+    reserve: Reserve,
 }
 
 /// One operation in a batch.
 trait Job {
+    fn need(&self) -> Need;
     /// Runs it, keeps its outcome, and says whether it succeeded.
     fn run(&mut self, tx: &mut Tx<'_>) -> bool;
-    /// It failed after it had written: its outcome stands, and it is not run again.
-    fn leave_out(&mut self);
+    /// It is not run again. Its outcome stands, unless `error` is given in its place.
+    fn leave_out(&mut self, error: Option<Error>);
     fn is_left_out(&self) -> bool;
     /// Why it failed, if it did.
     fn error(&self) -> Option<Error>;
 }
 
 struct Task<T, F> {
+    need: Need,
     op: F,
     outcome: Option<Result<T>>,
     left_out: bool,
 }
 
 impl<T, F: FnMut(&mut Tx<'_>) -> Result<T>> Task<T, F> {
-    fn new(op: F) -> Task<T, F> {
-        Task { op, outcome: None, left_out: false }
+    fn new(need: Need, op: F) -> Task<T, F> {
+        Task { need, op, outcome: None, left_out: false }
     }
 
     /// What the caller is told. A result that rests on a commit which was not made is not told, not even an error.
@@ -119,6 +132,10 @@ impl<T, F: FnMut(&mut Tx<'_>) -> Result<T>> Task<T, F> {
 }
 
 impl<T, F: FnMut(&mut Tx<'_>) -> Result<T>> Job for Task<T, F> {
+    fn need(&self) -> Need {
+        self.need
+    }
+
     fn run(&mut self, tx: &mut Tx<'_>) -> bool {
         let op = &mut self.op;
         let outcome = catch_unwind(AssertUnwindSafe(|| op(tx)))
@@ -128,8 +145,11 @@ impl<T, F: FnMut(&mut Tx<'_>) -> Result<T>> Job for Task<T, F> {
         done
     }
 
-    fn leave_out(&mut self) {
+    fn leave_out(&mut self, error: Option<Error>) {
         self.left_out = true;
+        if let Some(error) = error {
+            self.outcome = Some(Err(error));
+        }
     }
 
     fn is_left_out(&self) -> bool {
@@ -167,7 +187,6 @@ impl<T> Slot<T> {
 
 /// An operation that was laid down for a leader.
 trait Follower: Job + Send {
-    fn sync(&self) -> Sync;
     /// Tells its caller how it ended.
     fn answer(self: Box<Self>, commit: &Result<()>);
     /// Gives it back to its caller, to lead with.
@@ -176,18 +195,21 @@ trait Follower: Job + Send {
 
 struct Laid<T: Send + 'static, F: FnMut(&mut Tx<'_>) -> Result<T> + Send + 'static> {
     task: Task<T, F>,
-    sync: Sync,
     /// `None` once its caller has been told something.
     slot: Option<Arc<Slot<T>>>,
 }
 
 impl<T: Send, F: FnMut(&mut Tx<'_>) -> Result<T> + Send> Job for Laid<T, F> {
+    fn need(&self) -> Need {
+        self.task.need()
+    }
+
     fn run(&mut self, tx: &mut Tx<'_>) -> bool {
         self.task.run(tx)
     }
 
-    fn leave_out(&mut self) {
-        self.task.leave_out();
+    fn leave_out(&mut self, error: Option<Error>) {
+        self.task.leave_out(error);
     }
 
     fn is_left_out(&self) -> bool {
@@ -200,10 +222,6 @@ impl<T: Send, F: FnMut(&mut Tx<'_>) -> Result<T> + Send> Job for Laid<T, F> {
 }
 
 impl<T: Send, F: FnMut(&mut Tx<'_>) -> Result<T> + Send> Follower for Laid<T, F> {
-    fn sync(&self) -> Sync {
-        self.sync
-    }
-
     fn answer(mut self: Box<Self>, commit: &Result<()>) {
         if let Some(slot) = self.slot.take() {
             slot.tell(Turn::Done(self.task.outcome(commit)));
@@ -248,7 +266,19 @@ impl Drop for Lead<'_> {
 enum Try {
     Committed,
     /// An operation was left out; the others are to be run again.
-    Again,
+    LeftOut,
+    /// The disk was full, and there is more room now: all are to be run again.
+    Full,
+}
+
+/// The disk is full: what needs more of it is told so. Returns whether there was any.
+fn leave_out_enqueues(jobs: &mut [&mut dyn Job]) -> bool {
+    let mut any = false;
+    for job in jobs.iter_mut().filter(|job| job.need() == Need::Enqueue && !job.is_left_out()) {
+        job.leave_out(Some(Error::Full));
+        any = true;
+    }
+    any
 }
 
 thread_local! {
@@ -271,8 +301,13 @@ impl Writer {
             checkpoint_error: None,
             maintained: Stopwatch::start(),
             owned,
+            reserve: match &path {
+                Some(path) => Reserve::new(db::beside(path, "-relet-reserve"), options.reserve),
+                None => Reserve::new(PathBuf::new(), 0),
+            },
         };
         seat.adopt();
+        seat.reserve.keep();
         let line = Line { waiting: VecDeque::new(), led: false };
         Ok(Writer { line: Mutex::new(line), seat: Mutex::new(seat), options, path })
     }
@@ -282,19 +317,19 @@ impl Writer {
     /// `op` may be run more than once, and only its last run counts.
     pub(crate) fn run<T: Send + 'static>(
         &self,
-        sync: Sync,
+        need: Need,
         op: impl FnMut(&mut Tx<'_>) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let mut line = self.line.lock();
         if !line.led {
             line.led = true;
             drop(line);
-            let mut task = Task::new(op);
-            let commit = self.lead(sync, &mut task);
+            let mut task = Task::new(need, op);
+            let commit = self.lead(&mut task);
             return task.outcome(&commit);
         }
         let slot = Arc::new(Slot { turn: Mutex::new(Turn::Waiting), bell: Condvar::new() });
-        line.waiting.push_back(Box::new(Laid { task: Task::new(op), sync, slot: Some(slot.clone()) }));
+        line.waiting.push_back(Box::new(Laid { task: Task::new(need, op), slot: Some(slot.clone()) }));
         drop(line);
         loop {
             let turn = {
@@ -307,7 +342,7 @@ impl Writer {
             match turn {
                 Turn::Done(outcome) => return outcome,
                 Turn::Lead(mut own) => {
-                    let commit = self.lead(own.sync(), &mut *own);
+                    let commit = self.lead(&mut *own);
                     own.answer(&commit);
                 }
                 Turn::Waiting => {}
@@ -316,7 +351,7 @@ impl Writer {
     }
 
     /// Leads one batch: its own operation first, then all that has gathered.
-    fn lead(&self, sync: Sync, own: &mut dyn Job) -> Result<()> {
+    fn lead(&self, own: &mut dyn Job) -> Result<()> {
         let lead = Lead(self);
         let mut seat = self.seat.lock();
         WAL_PAGES.set(0);
@@ -325,13 +360,12 @@ impl Writer {
             let count = line.waiting.len().min(BATCH_MAX);
             line.waiting.drain(..count).collect()
         };
-        let durable = sync == Sync::Durable || followers.iter().any(|follower| follower.sync() == Sync::Durable);
         let mut jobs: Vec<&mut dyn Job> = Vec::with_capacity(followers.len() + 1);
         jobs.push(own);
         for follower in &mut followers {
             jobs.push(&mut **follower);
         }
-        let commit = self.batch(&mut seat, if durable { Sync::Durable } else { Sync::Free }, &mut jobs);
+        let commit = self.batch(&mut seat, &mut jobs);
         for follower in followers {
             follower.answer(&commit);
         }
@@ -342,15 +376,23 @@ impl Writer {
         commit
     }
 
-    fn batch(&self, seat: &mut Seat, sync: Sync, jobs: &mut [&mut dyn Job]) -> Result<()> {
+    /// Runs the jobs in one commit. Those that cannot be part of it are left out; if there is none, every job is told why.
+    fn batch(&self, seat: &mut Seat, jobs: &mut [&mut dyn Job]) -> Result<()> {
         let mut left_out = 0;
         loop {
-            match self.attempt(seat, sync, self.options.busy_wait, jobs)? {
-                Try::Committed => return Ok(()),
-                Try::Again => left_out += 1,
+            if seat.reserve.is_spent() {
+                leave_out_enqueues(jobs);
             }
             if jobs.iter().all(|job| job.is_left_out()) {
                 return Ok(());
+            }
+            match self.attempt(seat, self.options.busy_wait, jobs) {
+                Ok(Try::Committed) => return Ok(()),
+                Ok(Try::LeftOut) => left_out += 1,
+                Ok(Try::Full) => {}
+                // The disk was full at the commit: first those that need more of it go, then the reserve.
+                Err(Error::Full) if leave_out_enqueues(jobs) || self.make_room(seat) => {}
+                Err(error) => return Err(error),
             }
             if left_out >= LEFT_OUT_MAX {
                 let last = jobs.iter().rev().find(|job| job.is_left_out()).and_then(|job| job.error());
@@ -359,22 +401,28 @@ impl Writer {
         }
     }
 
+    /// Gives the reserve up, so that the log can be moved into the file. Returns whether there is more room now.
+    fn make_room(&self, seat: &mut Seat) -> bool {
+        let released = seat.reserve.release();
+        if released {
+            seat.checkpoint_error = checkpoint(&seat.conn, "TRUNCATE").err().map(|error| error.to_string());
+        }
+        released
+    }
+
     /// One BEGIN IMMEDIATE … COMMIT. An error means that nothing was stored (or [`Error::Indeterminate`]).
-    fn attempt(&self, seat: &mut Seat, sync: Sync, wait: Duration, jobs: &mut [&mut dyn Job]) -> Result<Try> {
+    fn attempt(&self, seat: &mut Seat, wait: Duration, jobs: &mut [&mut dyn Job]) -> Result<Try> {
         if seat.suspect {
             self.make_whole(seat)?;
         }
         let rebooted = self.options.clock.boot() != seat.boot.id;
-        let mut sync = if rebooted { Sync::Durable } else { sync };
-        if self.options.durability == Durability::Normal && !rebooted {
-            sync = Sync::Free;
-        }
+        let full = self.options.durability == Durability::Full
+            && jobs.iter().any(|job| job.need() != Need::Claim && !job.is_left_out());
+        let sync = if full || rebooted { Sync::Durable } else { Sync::Free };
         seat.set_sync(sync)?;
         self.begin(seat, wait)?;
         let done = self.fill_and_commit(seat, sync, rebooted, jobs);
-        if !seat.conn.is_autocommit() && seat.conn.execute_batch("ROLLBACK").is_err() {
-            seat.suspect = true;
-        }
+        roll_back(seat);
         done
     }
 
@@ -412,8 +460,15 @@ impl Writer {
             let done = job.run(&mut tx);
             let gone = seat.conn.is_autocommit();
             if gone || (!done && seat.conn.total_changes() != before) {
-                job.leave_out();
-                return Ok(Try::Again);
+                if job.need() != Need::Enqueue && matches!(job.error(), Some(Error::Full)) {
+                    drop(tx);
+                    roll_back(seat);
+                    if self.make_room(seat) {
+                        return Ok(Try::Full);
+                    }
+                }
+                job.leave_out(None);
+                return Ok(Try::LeftOut);
             }
         }
         tx.finish()?;
@@ -502,7 +557,8 @@ impl Writer {
         }
         if seat.maintained.elapsed() >= MAINTAIN_EVERY {
             seat.maintained = Stopwatch::start();
-            let _ = self.attempt(seat, Sync::Free, Duration::ZERO, &mut [&mut Task::new(prune::step)]);
+            seat.reserve.keep();
+            let _ = self.attempt(seat, Duration::ZERO, &mut [&mut Task::new(Need::Claim, prune::step)]);
             if seat.owned {
                 let _ = shrink(&seat.conn, SHRINK_STEP);
             }
@@ -568,6 +624,13 @@ impl Seat {
         })?;
         self.sync = Some(sync);
         Ok(())
+    }
+}
+
+/// Ends a transaction that was not committed, if there is one.
+fn roll_back(seat: &mut Seat) {
+    if !seat.conn.is_autocommit() && seat.conn.execute_batch("ROLLBACK").is_err() {
+        seat.suspect = true;
     }
 }
 
