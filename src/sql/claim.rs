@@ -365,7 +365,7 @@ fn ids(tx: &Tx<'_>, sql: &str, params: impl rusqlite::Params) -> Result<Vec<i64>
 fn take_back(tx: &mut Tx<'_>, record: &Record) -> Result<Option<Record>> {
     const SQL: &str = "UPDATE main.relet_messages
                           SET status = ?2, worker_id = NULL, incarnation = NULL, lease_until = NULL, lease_ms = NULL,
-                              waits_for = NULL, due_at = NULL, parked_at = NULL, crashes = ?3, token = ?4
+                              waits_for = NULL, due_at = NULL, parked_at = NULL, crashes = ?3, token = ?4, epoch = ?5
                         WHERE id = ?1 AND status = 'processing'";
     let crashed = record.is_held();
     if crashed {
@@ -381,9 +381,12 @@ fn take_back(tx: &mut Tx<'_>, record: &Record) -> Result<Option<Record>> {
     back.worker = None;
     back.lease_until = None;
     back.due_at = None;
-    back.token += i64::from(crashed);
+    if crashed {
+        back.token += 1;
+        back.epoch = tx.epoch;
+    }
     retry_queue::take(tx, record)?;
-    tx.conn.prepare_cached(SQL)?.execute(params![record.id, back.status, back.crashes, back.token])?;
+    tx.conn.prepare_cached(SQL)?.execute(params![record.id, back.status, back.crashes, back.token, back.epoch])?;
     tx.count(record.queue, Some(record.status), Some(back.status));
     groups::settle_turn(tx, record.queue, record.group.as_deref())?;
     if record.group.is_some() {

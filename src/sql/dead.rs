@@ -61,10 +61,14 @@ fn finish(
         SET status = ?2, worker_id = NULL, incarnation = NULL, lease_until = NULL, lease_ms = NULL, waits_for = NULL,
             due_at = NULL, parked_at = NULL, finished_at = ?3, dead_reason = COALESCE(?4, dead_reason),
             last_error = COALESCE(?5, last_error), token = ?6, attempts = ?7, crashes = ?8, deferrals = ?9,
-            releases = ?10
+            releases = ?10, epoch = ?11
         WHERE id = ?1";
     let to = record.after(event, "finished")?;
-    let token = record.token + i64::from(by == By::Another && record.is_held());
+    // As with a claim, the epoch goes with the token: after a power cut the same token may have been given out before.
+    let (token, epoch) = match by == By::Another && record.is_held() {
+        true => (record.token + 1, tx.epoch),
+        false => (record.token, record.epoch),
+    };
     retry_queue::take(tx, record)?;
     tx.conn.prepare_cached(SQL)?.execute(params![
         record.id,
@@ -77,6 +81,7 @@ fn finish(
         record.crashes,
         record.deferrals,
         record.releases,
+        epoch,
     ])?;
     tx.count(record.queue, Some(record.status), Some(to));
     groups::settle_turn(tx, record.queue, record.group.as_deref())

@@ -63,12 +63,12 @@ pub enum Settle {
     },
 }
 
-/// What a settle came to. All three mean that nothing is left to do.
+/// What a settle came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Settled {
     /// This call settled it; the message has this status now (`Done` also where it was deleted at once).
     Now(Status),
-    /// The same receipt had settled it before; the message has this status. Nothing was changed.
+    /// The same receipt had settled it before, in this or another way; the message has this status. Nothing was changed.
     Before(Status),
     /// There is no such message any more: it was settled before and deleted.
     Gone,
@@ -122,7 +122,10 @@ fn check(record: &Record, receipt: Receipt) -> Standing {
         Standing::Holds
     } else if newest {
         Standing::Settled
-    } else if record.status == Status::Cancelled && record.token == receipt.token() + 1 {
+    } else if record.status == Status::Cancelled
+        && record.token == receipt.token() + 1
+        && record.epoch >= receipt.epoch()
+    {
         Standing::Lost(Error::Cancelled { id: record.id() })
     } else {
         Standing::Lost(stale(record, receipt))

@@ -1,0 +1,641 @@
+//! The store does what a much simpler model says, for random operations under a moved clock.
+//!
+//! The model keeps messages in a map and states the rules outright: whose turn it is in a group is computed, not stored; what
+//! is due is compared, not moved. Each seed is a different run; a failure prints its seed, and
+//! `RELET_MODEL_SEED=… cargo test --all-features --test model` runs that one again. `RELET_MODEL_RUNS` and
+//! `RELET_MODEL_STEPS` make it longer.
+#![cfg(feature = "testing")]
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use relet::{
+    CRASHES_MAX, Claim, Clock, DEFERRAL_GRACE, Error, Filter, Message, MessageId, Receipt, Retry, Route, Settle,
+    Settled, Status, Store, Verdict, Wait, Worker,
+};
+
+const QUEUES: [&str; 2] = ["mail", "sms"];
+const LABELS: [&str; 2] = ["anna", "bert"];
+const LEASE: i64 = 60_000;
+const BACKOFF: i64 = 7_000;
+const GRACE: i64 = DEFERRAL_GRACE.as_millis() as i64;
+const DEFERRALS: u32 = 4;
+
+#[derive(Debug, Clone)]
+struct Row {
+    queue: usize,
+    status: Status,
+    route: Route,
+    priority: i32,
+    due: Option<i64>,
+    expires: Option<i64>,
+    key: Option<u8>,
+    group: Option<u8>,
+    worker: Option<usize>,
+    incarnation: u32,
+    lease_until: Option<i64>,
+    token: i64,
+    epoch: i64,
+    attempts: u32,
+    max_attempts: u32,
+    crashes: u32,
+    deferrals: u32,
+    releases: u32,
+}
+
+#[derive(Debug)]
+struct Model {
+    rows: BTreeMap<i64, Row>,
+    wall: i64,
+    awake: i64,
+    epoch: i64,
+    /// The present incarnation of each label; odd and even mean nothing, only equality does.
+    incarnations: [u32; 2],
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum How {
+    Claimed,
+    Resumed,
+    Recovered,
+}
+
+/// What the model says of a claim by id.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Say {
+    Take(How),
+    Held,
+    Deferred,
+    Due,
+    Group(i64),
+    Finished(Status),
+    NotFound,
+}
+
+impl Model {
+    fn live_in_group(&self, row: &Row) -> impl Iterator<Item = (i64, &Row)> {
+        let (queue, group) = (row.queue, row.group);
+        self.rows.iter().map(|(id, row)| (*id, row)).filter(move |(_, other)| {
+            group.is_some() && other.queue == queue && other.group == group && other.status.is_live()
+        })
+    }
+
+    /// Whose turn it is in this row's group: the member in processing, else the smallest.
+    fn turn(&self, row: &Row) -> Option<i64> {
+        let held = self.live_in_group(row).find(|(_, other)| other.status == Status::Processing);
+        held.or_else(|| self.live_in_group(row).next()).map(|(id, _)| id)
+    }
+
+    fn judge(&self, id: i64, label: usize) -> Say {
+        let Some(row) = self.rows.get(&id) else { return Say::NotFound };
+        if !row.status.is_live() {
+            return Say::Finished(row.status);
+        }
+        let waits = row.due.is_some_and(|due| due > self.wall);
+        if row.status != Status::Processing {
+            return match self.turn(row) {
+                Some(turn) if turn != id => Say::Group(turn),
+                _ if waits => Say::Due,
+                _ => Say::Take(How::Claimed),
+            };
+        }
+        let mine = row.worker == Some(label);
+        let same = mine && row.incarnation == self.incarnations[label];
+        match row.lease_until {
+            Some(until) if until > self.awake && same && row.attempts < row.max_attempts => Say::Take(How::Resumed),
+            Some(until) if until > self.awake => Say::Held,
+            Some(_) if mine => Say::Take(How::Recovered),
+            Some(_) => Say::Take(How::Claimed),
+            None if waits => Say::Deferred,
+            None if same => Say::Take(How::Resumed),
+            None if mine => Say::Take(How::Recovered),
+            None if row.due.unwrap() + GRACE <= self.wall => Say::Take(How::Claimed),
+            None => Say::Deferred,
+        }
+    }
+
+    /// Ends a live row; a holder's receipt becomes stale.
+    fn end(&mut self, id: i64, status: Status) {
+        let row = self.rows.get_mut(&id).unwrap();
+        row.token += i64::from(row.lease_until.is_some());
+        self.settle_end(id, status);
+    }
+
+    fn settle_end(&mut self, id: i64, status: Status) {
+        let row = self.rows.get_mut(&id).unwrap();
+        row.status = status;
+        (row.worker, row.lease_until, row.due) = (None, None, None);
+    }
+
+    /// One crash; returns whether the message died of it.
+    fn crash(&mut self, id: i64) -> bool {
+        let row = self.rows.get_mut(&id).unwrap();
+        row.crashes += 1;
+        let dies = row.crashes >= CRASHES_MAX || row.attempts >= row.max_attempts;
+        if dies {
+            self.end(id, Status::Dead);
+        }
+        dies
+    }
+
+    /// Another's void or abandoned claim is ended; returns whether the message died of it.
+    fn take_back(&mut self, id: i64) -> bool {
+        let held = self.rows[&id].lease_until.is_some();
+        if held && self.crash(id) {
+            return true;
+        }
+        let row = self.rows.get_mut(&id).unwrap();
+        row.token += i64::from(held);
+        row.status = row.route.into();
+        (row.worker, row.lease_until, row.due) = (None, None, None);
+        false
+    }
+
+    fn expired(&self, id: i64) -> bool {
+        let row = &self.rows[&id];
+        row.status != Status::Processing && row.expires.is_some_and(|at| at <= self.wall)
+    }
+
+    /// Hands out; `false` where it died instead.
+    fn take(&mut self, id: i64, label: usize, how: How) -> bool {
+        if how == How::Recovered && self.rows[&id].lease_until.is_some() && self.crash(id) {
+            return false;
+        }
+        let (awake, epoch, incarnation) = (self.awake, self.epoch, self.incarnations[label]);
+        let row = self.rows.get_mut(&id).unwrap();
+        row.status = Status::Processing;
+        row.worker = Some(label);
+        row.incarnation = incarnation;
+        row.lease_until = Some(awake + LEASE);
+        row.due = None;
+        row.token += 1;
+        row.epoch = epoch;
+        row.attempts += 1;
+        true
+    }
+
+    fn claim_id(&mut self, id: i64, label: usize) -> Say {
+        let say = self.judge(id, label);
+        let Say::Take(how) = say else { return say };
+        if self.expired(id) {
+            self.end(id, Status::Dead);
+            return Say::Finished(Status::Dead);
+        }
+        let others = how == How::Claimed && self.rows[&id].status == Status::Processing;
+        if others && self.take_back(id) {
+            return Say::Finished(Status::Dead);
+        }
+        if others {
+            let again = self.judge(id, label);
+            if !matches!(again, Say::Take(_)) {
+                return again;
+            }
+        }
+        if self.take(id, label, how) { say } else { Say::Finished(Status::Dead) }
+    }
+
+    fn claim_next(&mut self, queue: usize, label: usize) -> Option<(i64, How)> {
+        loop {
+            let of = |row: &&Row| row.queue == queue && row.status == Status::Processing;
+            let void = |row: &Row, awake| row.lease_until.is_some_and(|until| until <= awake);
+            let rows = || self.rows.iter().filter(|(_, row)| of(row));
+            let mine = || rows().filter(|(_, row)| row.worker == Some(label));
+            let own_void =
+                mine().filter(|(_, row)| void(row, self.awake)).min_by_key(|(id, row)| (row.lease_until, **id));
+            let own_due = mine()
+                .filter(|(_, row)| row.lease_until.is_none() && row.due.unwrap() <= self.wall)
+                .min_by_key(|(id, row)| (row.due, **id));
+            if let Some((id, row)) = own_void.or(own_due) {
+                let same = row.lease_until.is_none() && row.incarnation == self.incarnations[label];
+                let (id, how) = (*id, if same { How::Resumed } else { How::Recovered });
+                match self.take(id, label, how) {
+                    true => return Some((id, how)),
+                    false => continue,
+                }
+            }
+            let back: Vec<i64> = rows()
+                .filter(|(_, row)| match row.lease_until {
+                    Some(until) => until <= self.awake,
+                    None => row.due.unwrap() + GRACE <= self.wall,
+                })
+                .map(|(id, _)| *id)
+                .collect();
+            for id in back {
+                self.take_back(id);
+            }
+            let ready = |(id, row): &(&i64, &Row)| {
+                row.queue == queue
+                    && row.status.is_claimable()
+                    && row.due.is_none_or(|due| due <= self.wall)
+                    && self.turn(row).is_none_or(|turn| turn == **id)
+            };
+            let head = self.rows.iter().filter(ready).min_by_key(|(id, row)| (-row.priority, **id));
+            let id = *head?.0;
+            if self.expired(id) {
+                self.end(id, Status::Dead);
+            } else {
+                self.take(id, label, How::Claimed);
+                return Some((id, How::Claimed));
+            }
+        }
+    }
+
+    /// `None`: stale or cancelled, and nothing changed.
+    fn settle(&mut self, receipt: Receipt, how: &Settle) -> Option<Settled> {
+        let id = receipt.id().get();
+        let Some(row) = self.rows.get_mut(&id) else {
+            return (!matches!(how, Settle::Extend { .. })).then_some(Settled::Gone);
+        };
+        if (row.token, row.epoch) != (receipt.token(), receipt.epoch()) {
+            return None;
+        }
+        if row.lease_until.is_none() {
+            return (!matches!(how, Settle::Extend { .. })).then_some(Settled::Before(row.status));
+        }
+        let back: Status = row.route.into();
+        let status = match how {
+            Settle::Ack => {
+                self.rows.remove(&id);
+                return Some(Settled::Now(Status::Done));
+            }
+            Settle::Fail { .. } if row.attempts >= row.max_attempts => Status::Dead,
+            Settle::Fail { retry_in, .. } => {
+                let wait = retry_in.map_or(BACKOFF, |wait| wait.as_millis() as i64);
+                (row.status, row.worker, row.lease_until) = (back, None, None);
+                row.due = Some(self.wall + wait).filter(|due| *due > self.wall);
+                back
+            }
+            Settle::Reject { .. } => Status::Dead,
+            Settle::Defer { delay, .. } => {
+                row.deferrals += 1;
+                row.attempts -= 1;
+                if row.deferrals >= DEFERRALS {
+                    Status::Dead
+                } else {
+                    row.lease_until = None;
+                    row.due = Some(self.wall + delay.as_millis() as i64);
+                    Status::Processing
+                }
+            }
+            Settle::Release => {
+                row.releases += 1;
+                row.attempts -= 1;
+                (row.status, row.worker, row.lease_until, row.due) = (back, None, None, None);
+                back
+            }
+            Settle::Extend { lease } => {
+                row.lease_until = row.lease_until.max(Some(self.awake + lease.as_millis() as i64));
+                Status::Processing
+            }
+            other => panic!("{other:?} is not modelled"),
+        };
+        if status == Status::Dead {
+            self.settle_end(id, Status::Dead);
+        }
+        Some(Settled::Now(status))
+    }
+}
+
+struct Run {
+    rng: fastrand::Rng,
+    clock: Clock,
+    store: Store,
+    workers: [Worker; 2],
+    model: Model,
+    receipts: Vec<Receipt>,
+    log: Vec<String>,
+}
+
+impl Run {
+    fn new(seed: u64) -> Run {
+        let clock = Clock::manual();
+        let store = Store::options()
+            .clock(clock.clone())
+            .lease(Duration::from_millis(LEASE as u64))
+            .retry(Retry::fixed(Duration::from_millis(BACKOFF as u64)))
+            .open_in_memory()
+            .unwrap();
+        let workers = LABELS.map(|label| store.worker(label).unwrap());
+        let model = Model { rows: BTreeMap::new(), wall: clock.wall_ms(), awake: 0, epoch: 1, incarnations: [1, 1] };
+        Run { rng: fastrand::Rng::with_seed(seed), clock, store, workers, model, receipts: Vec::new(), log: Vec::new() }
+    }
+
+    fn step(&mut self) {
+        match self.rng.u32(0..100) {
+            0..22 => self.enqueue(),
+            22..45 => self.claim_next(),
+            45..55 => self.claim_id(),
+            55..80 => self.settle(),
+            80..83 => self.cancel(),
+            83..87 => self.redrive(),
+            87..89 => self.reroute(),
+            89..97 => self.advance(),
+            97..98 => self.jump(),
+            98..99 => self.restart(),
+            _ => self.reboot(),
+        }
+    }
+
+    fn some_id(&mut self) -> i64 {
+        self.rng.i64(1..=self.model.rows.last_key_value().map_or(1, |(id, _)| id + 1))
+    }
+
+    fn enqueue(&mut self) {
+        let rng = &mut self.rng;
+        let queue = rng.usize(0..2);
+        let mut message = Message::new("payload").max_deferrals(DEFERRALS);
+        let mut row = Row {
+            queue,
+            status: Status::Pending,
+            route: Route::ALL[rng.usize(0..4)],
+            priority: rng.i32(-2..3),
+            due: None,
+            expires: None,
+            key: rng.bool().then(|| rng.u8(0..6)),
+            group: rng.bool().then(|| rng.u8(0..2)),
+            worker: None,
+            incarnation: 0,
+            lease_until: None,
+            token: 0,
+            epoch: 0,
+            attempts: 0,
+            max_attempts: rng.u32(1..6),
+            crashes: 0,
+            deferrals: 0,
+            releases: 0,
+        };
+        row.status = row.route.into();
+        message = message.route(row.route).priority(row.priority).max_attempts(row.max_attempts);
+        if rng.u8(0..4) == 0 {
+            let delay = rng.u64(0..20_000);
+            message = message.delay(Duration::from_millis(delay));
+            row.due = Some(self.model.wall + delay as i64).filter(|_| delay > 0);
+        }
+        if rng.u8(0..6) == 0 {
+            let ttl = rng.u64(1..40_000);
+            message = message.ttl(Duration::from_millis(ttl));
+            row.expires = Some(self.model.wall + ttl as i64);
+        }
+        if let Some(key) = row.key {
+            message = message.key(key.to_string());
+        }
+        if let Some(group) = row.group {
+            message = message.group(group.to_string());
+        }
+        let known = self.model.rows.iter().find(|(_, other)| {
+            row.key.is_some() && other.key == row.key && other.queue == queue && other.status.is_live()
+        });
+        let known = known.map(|(id, _)| *id);
+        let enqueued = self.store.queue(QUEUES[queue]).enqueue(message).unwrap();
+        self.log.push(format!("enqueue {row:?} -> {enqueued:?}"));
+        assert_eq!(enqueued.existing().then_some(enqueued.id().get()), known);
+        if known.is_none() {
+            self.model.rows.insert(enqueued.id().get(), row);
+        }
+    }
+
+    fn keep(&mut self, claim: &Claim, how: How) {
+        let said = match claim.how() {
+            relet::How::Claimed => How::Claimed,
+            relet::How::Resumed => How::Resumed,
+            relet::How::Recovered => How::Recovered,
+        };
+        assert_eq!(said, how);
+        assert_eq!(claim.payload(), b"payload");
+        self.receipts.push(claim.receipt());
+        if self.receipts.len() > 12 {
+            self.receipts.remove(0);
+        }
+    }
+
+    fn claim_next(&mut self) {
+        let (queue, label) = (self.rng.usize(0..2), self.rng.usize(0..2));
+        let claim = self.workers[label].claim(QUEUES[queue]).unwrap();
+        self.log.push(format!(
+            "{} claims from {}: {:?}",
+            LABELS[label],
+            QUEUES[queue],
+            claim.as_ref().map(Claim::receipt)
+        ));
+        let said = self.model.claim_next(queue, label);
+        assert_eq!(claim.as_ref().map(|claim| claim.id().get()), said.map(|(id, _)| id));
+        if let Some((claim, (_, how))) = claim.zip(said) {
+            self.keep(&claim, how);
+        }
+    }
+
+    fn claim_id(&mut self) {
+        let (id, label) = (self.some_id(), self.rng.usize(0..2));
+        let verdict = self.workers[label].claim_id(id).unwrap();
+        self.log.push(format!("{} claims {id}: {verdict:?}", LABELS[label]));
+        let said = self.model.claim_id(id, label);
+        let heard = match &verdict {
+            Verdict::Claimed(_) => Say::Take(How::Claimed),
+            Verdict::Resumed(_) => Say::Take(How::Resumed),
+            Verdict::Recovered(_) => Say::Take(How::Recovered),
+            Verdict::Held { .. } => Say::Held,
+            Verdict::Waiting { what: Wait::Deferred { .. }, .. } => Say::Deferred,
+            Verdict::Waiting { what: Wait::Due, .. } => Say::Due,
+            Verdict::Waiting { what: Wait::Group { behind }, .. } => Say::Group(behind.get()),
+            Verdict::Finished { status } => Say::Finished(*status),
+            Verdict::NotFound => Say::NotFound,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(heard, said);
+        if let (Some(claim), Say::Take(how)) = (verdict.claim(), said) {
+            self.keep(&claim, how);
+        }
+    }
+
+    fn settle(&mut self) {
+        let Some(receipt) = self.rng.choice(&self.receipts).copied() else { return };
+        let wait = Duration::from_millis(self.rng.u64(0..30_000));
+        let how = match self.rng.u32(0..12) {
+            0..3 => Settle::Ack,
+            3..5 => Settle::Fail { error: "e".into(), retry_in: None },
+            5 => Settle::Fail { error: "e".into(), retry_in: Some(wait) },
+            6 => Settle::Reject { error: "no".into() },
+            7..10 => Settle::Defer { delay: wait, reason: "429".into() },
+            10 => Settle::Release,
+            _ => Settle::Extend { lease: wait.max(Duration::from_millis(1)) * 3 },
+        };
+        let outcome = self.store.settle(receipt, how.clone());
+        self.log.push(format!("{receipt} {how:?}: {outcome:?}"));
+        let heard = match outcome {
+            Ok(settled) => Some(settled),
+            Err(error) if error.is_claim_lost() => None,
+            Err(error) => panic!("{error:?}"),
+        };
+        assert_eq!(heard, self.model.settle(receipt, &how));
+    }
+
+    fn cancel(&mut self) {
+        let id = self.some_id();
+        let outcome = self.store.cancel(id);
+        self.log.push(format!("cancel {id}: {outcome:?}"));
+        let live = self.model.rows.get(&id).is_some_and(|row| row.status.is_live());
+        assert_eq!(outcome.is_ok(), live);
+        if live {
+            self.model.end(id, Status::Cancelled);
+        }
+    }
+
+    fn redrive(&mut self) {
+        let dead: Vec<i64> =
+            self.model.rows.iter().filter(|(_, row)| row.status == Status::Dead).map(|(id, _)| *id).collect();
+        let Some(id) = self.rng.choice(&dead).copied() else { return };
+        let outcome = self.store.redrive(id);
+        self.log.push(format!("redrive {id}: {outcome:?}"));
+        let row = self.model.rows[&id].clone();
+        let taken = self.model.rows.iter().find(|(_, other)| {
+            row.key.is_some() && other.key == row.key && other.queue == row.queue && other.status.is_live()
+        });
+        match (outcome, taken) {
+            (Err(Error::KeyTaken { id: holder, .. }), Some((known, _))) => assert_eq!(holder.get(), *known),
+            (Ok(()), None) => {
+                let row = self.model.rows.get_mut(&id).unwrap();
+                row.status = row.route.into();
+                (row.attempts, row.crashes, row.deferrals, row.releases) = (0, 0, 0, 0);
+                row.expires = None;
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn reroute(&mut self) {
+        let (id, route) = (self.some_id(), Route::ALL[self.rng.usize(0..4)]);
+        let outcome = self.store.route(id, route);
+        self.log.push(format!("route {id} {route}: {outcome:?}"));
+        let row = self.model.rows.get_mut(&id).filter(|row| row.status.is_live());
+        assert_eq!(outcome.is_ok(), row.is_some());
+        if let Some(row) = row {
+            row.route = route;
+            if row.status != Status::Processing {
+                row.status = route.into();
+            }
+        }
+    }
+
+    fn advance(&mut self) {
+        let ms = self.rng.u64(0..25_000);
+        self.log.push(format!("{ms} ms pass"));
+        self.clock.advance(Duration::from_millis(ms));
+        self.model.wall += ms as i64;
+        self.model.awake += ms as i64;
+    }
+
+    /// The wall clock jumps forward: no lease ends of it.
+    fn jump(&mut self) {
+        let ms = self.rng.i64(0..100_000);
+        self.log.push(format!("the wall clock jumps {ms} ms forward"));
+        self.clock.set_wall_by(ms);
+        self.model.wall += ms;
+    }
+
+    fn restart(&mut self) {
+        let label = self.rng.usize(0..2);
+        self.log.push(format!("{} restarts", LABELS[label]));
+        self.workers[label] = self.store.worker(LABELS[label]).unwrap();
+        self.model.incarnations[label] += 1;
+        for row in self.model.rows.values_mut().filter(|row| row.worker == Some(label)) {
+            row.lease_until = row.lease_until.map(|_| i64::MIN);
+        }
+    }
+
+    fn reboot(&mut self) {
+        self.log.push("the machine restarts".into());
+        self.clock.reboot();
+        self.model.epoch += 1;
+        for row in self.model.rows.values_mut() {
+            row.lease_until = row.lease_until.map(|_| i64::MIN);
+        }
+        for label in 0..2 {
+            self.workers[label] = self.store.worker(LABELS[label]).unwrap();
+            self.model.incarnations[label] += 1;
+        }
+    }
+
+    /// Row by row, the store is what the model is.
+    fn compare(&self) {
+        let rows = self.store.list(&Filter::new().limit(10_000)).unwrap();
+        let ids: Vec<i64> = rows.iter().map(|row| row.id.get()).collect();
+        assert_eq!(ids, self.model.rows.keys().copied().collect::<Vec<_>>());
+        for row in rows {
+            let model = &self.model.rows[&row.id.get()];
+            assert_eq!((row.status, row.route, row.priority), (model.status, model.route, model.priority), "{row:?}");
+            assert_eq!(row.worker.as_deref(), model.worker.map(|label| LABELS[label]), "{row:?}");
+            let counters = (row.attempts, row.crashes, row.deferrals, row.releases);
+            assert_eq!(counters, (model.attempts, model.crashes, model.deferrals, model.releases), "{row:?}");
+            let token = model.lease_until.map(|_| (model.token, model.epoch));
+            assert_eq!(row.receipt.map(|receipt| (receipt.token(), receipt.epoch())), token, "{row:?}");
+            if model.status == Status::Processing || model.due.is_some_and(|due| due > self.model.wall) {
+                assert_eq!(row.due_at, model.due, "{row:?}");
+            }
+            assert_eq!(row.dead_reason.is_some() || row.redrives > 0, model.status == Status::Dead || row.redrives > 0);
+        }
+        let stats = self.store.stats().unwrap();
+        for queue in stats.queues {
+            for status in Status::ALL {
+                let count =
+                    self.model.rows.values().filter(|row| QUEUES[row.queue] == queue.queue && row.status == status);
+                assert_eq!(queue.count(status), count.count() as u64, "{} {status}", queue.queue);
+            }
+        }
+        assert_eq!(self.store.doctor().unwrap(), Vec::<String>::new());
+    }
+
+    /// Nothing is stuck: as time passes, one worker brings every message to an end.
+    fn drain(&mut self) {
+        for _ in 0..200 {
+            self.clock.advance(Duration::from_secs(3600));
+            for queue in QUEUES {
+                while let Some(claim) = self.workers[0].claim(queue).unwrap() {
+                    claim.ack().unwrap();
+                }
+            }
+            if self.store.list(&Filter::new()).unwrap().iter().all(|row| !row.status.is_live()) {
+                return;
+            }
+        }
+        panic!("stuck: {:#?}", self.store.list(&Filter::new()).unwrap());
+    }
+}
+
+fn run(seed: u64, steps: usize) {
+    let mut run = Run::new(seed);
+    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        for step in 0..steps {
+            run.step();
+            if step % 10 == 9 {
+                run.compare();
+            }
+        }
+        run.drain();
+    }));
+    if let Err(panic) = outcome {
+        let tail = run.log.len().saturating_sub(40);
+        eprintln!("RELET_MODEL_SEED={seed}; the last steps:\n{}", run.log[tail..].join("\n"));
+        std::panic::resume_unwind(panic);
+    }
+}
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name} is a number, not {text:?}")))
+}
+
+#[test]
+fn random_operations_do_what_the_model_says() {
+    let steps = number("RELET_MODEL_STEPS").unwrap_or(200) as usize;
+    if let Some(seed) = number("RELET_MODEL_SEED") {
+        return run(seed, steps);
+    }
+    for seed in 0..number("RELET_MODEL_RUNS").unwrap_or(200) {
+        run(seed, steps);
+    }
+}
+
+#[test]
+fn an_unknown_message_is_not_found() {
+    let store = Store::open_in_memory().unwrap();
+    assert!(matches!(store.worker("w").unwrap().claim_id(MessageId::new(1)).unwrap(), Verdict::NotFound));
+}
