@@ -549,10 +549,8 @@ impl Run {
         for row in self.model.rows.values_mut() {
             row.lease_until = row.lease_until.map(|_| i64::MIN);
         }
-        for label in 0..2 {
-            self.workers[label] = self.store.worker(LABELS[label]).unwrap();
-            self.model.incarnations[label] += 1;
-        }
+        self.workers = LABELS.map(|label| self.store.worker(label).unwrap());
+        self.model.incarnations = self.model.incarnations.map(|incarnation| incarnation + 1);
     }
 
     /// Row by row, the store is what the model is.
