@@ -52,7 +52,7 @@ enum Sync {
 
 /// Operations in one transaction, so that the first of them does not wait for an endless queue.
 const BATCH_MAX: usize = 512;
-/// Operations that may be left out of a batch; then the disk is at fault rather than they, and the rest is told so.
+/// Operations that may be left out of a batch, which is run again for each; then the rest goes one by one.
 const LEFT_OUT_MAX: usize = 16;
 /// Pages in the log at which a checkpoint is made: 4 MiB at the usual page size.
 const CHECKPOINT_PAGES: i64 = 1000;
@@ -395,9 +395,17 @@ impl Writer {
                 Err(error) => return Err(error),
             }
             if left_out >= LEFT_OUT_MAX {
-                let last = jobs.iter().rev().find(|job| job.is_left_out()).and_then(|job| job.error());
-                return Err(last.unwrap_or(Error::Panicked { detail: "too many operations of a batch failed".into() }));
+                self.one_by_one(seat, jobs);
             }
+        }
+    }
+
+    /// Gives each job that is left a commit of its own.
+    fn one_by_one(&self, seat: &mut Seat, jobs: &mut [&mut dyn Job]) {
+        for job in jobs.iter_mut().filter(|job| !job.is_left_out()) {
+            let alone = self.attempt(seat, self.options.busy_wait, &mut [&mut **job]);
+            // Its outcome stands where the commit was made, or where it failed by itself.
+            job.leave_out(alone.err());
         }
     }
 
@@ -661,4 +669,123 @@ fn shrink(conn: &Connection, step: u32) -> Result<bool> {
     }
     conn.execute_batch(&format!("PRAGMA main.incremental_vacuum({step})"))?;
     Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::Message;
+    use crate::sql::enqueue;
+
+    fn in_memory() -> Writer {
+        let options = Options::default();
+        let (conn, boot) = db::open_in_memory(&options).unwrap();
+        Writer::new(conn, boot, options, None).unwrap()
+    }
+
+    fn enqueue(writer: &Writer, payload: &str) -> Result<()> {
+        let message = Message::new(payload);
+        writer.run(Need::Enqueue, move |tx| enqueue::enqueue(tx, "q", &message).map(drop))
+    }
+
+    fn stored(writer: &Writer) -> i64 {
+        let counted = "SELECT (SELECT count(*) FROM relet_messages), (SELECT sum(pending) FROM relet_queues)";
+        let (rows, counter) = writer
+            .with_connection(|conn| {
+                Ok(conn.query_row(counted, [], |row| Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?)))?)
+            })
+            .unwrap();
+        assert_eq!(rows, counter);
+        rows
+    }
+
+    /// Starts all of `calls` so that they end up in one batch, the first of them leading, and returns their outcomes.
+    fn one_batch(writer: &Writer, calls: Vec<Box<dyn FnOnce(&Writer) -> Result<()> + Send + '_>>) -> Vec<Result<()>> {
+        let followers = calls.len() - 1;
+        std::thread::scope(|scope| {
+            let seat = writer.seat.lock();
+            let mut threads = Vec::new();
+            for (place, call) in calls.into_iter().enumerate() {
+                threads.push(scope.spawn(move || call(writer)));
+                // The first leads; each of the others lies down in its place.
+                while !writer.line.lock().led || writer.line.lock().waiting.len() < place.min(followers) {
+                    std::thread::yield_now();
+                }
+            }
+            drop(seat);
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    }
+
+    #[test]
+    fn an_operation_that_panics_or_fails_undoes_itself_alone() {
+        let writer = in_memory();
+        for place in 0..5 {
+            let before = if place == 0 { 0 } else { stored(&writer) };
+            let mut calls: Vec<Box<dyn FnOnce(&Writer) -> Result<()> + Send>> = Vec::new();
+            for n in 0..5 {
+                calls.push(match n == place {
+                    false => Box::new(move |writer| enqueue(writer, "fine")),
+                    true => Box::new(move |writer| {
+                        let message = Message::new("half done");
+                        writer.run(Need::Enqueue, move |tx| {
+                            enqueue::enqueue(tx, "q", &message)?;
+                            assert!(place % 2 == 0, "a panic after a write");
+                            Err(Error::NotImmediate)
+                        })
+                    }),
+                });
+            }
+            let outcomes = one_batch(&writer, calls);
+            for (n, outcome) in outcomes.iter().enumerate() {
+                match (n == place, place % 2 == 0) {
+                    (false, _) => assert!(outcome.is_ok(), "{outcome:?}"),
+                    (true, true) => assert!(matches!(outcome, Err(Error::NotImmediate)), "{outcome:?}"),
+                    (true, false) => {
+                        assert!(matches!(outcome, Err(Error::Panicked { detail }) if detail.contains("after a write")));
+                    }
+                }
+            }
+            assert_eq!(stored(&writer), before + 4);
+        }
+    }
+
+    #[test]
+    fn a_commit_that_is_not_made_is_told_to_every_caller_in_it() {
+        let writer = in_memory();
+        enqueue(&writer, "first").unwrap();
+        // A write that can only be refused at the commit.
+        let broken = |writer: &Writer| {
+            writer.run(Need::Enqueue, |tx| {
+                tx.count(1, Some(crate::state::Status::Dead), None); // one dead letter less than none: the CHECK says no
+                Ok(())
+            })
+        };
+        let outcomes = one_batch(
+            &writer,
+            vec![
+                Box::new(|writer| enqueue(writer, "second")),
+                Box::new(broken),
+                Box::new(|writer| enqueue(writer, "third")),
+            ],
+        );
+        assert!(outcomes.iter().all(|outcome| matches!(outcome, Err(Error::Sqlite(_)))), "{outcomes:?}");
+        assert_eq!(stored(&writer), 1);
+        enqueue(&writer, "afterwards").unwrap();
+        assert_eq!(stored(&writer), 2);
+    }
+
+    #[test]
+    fn where_many_operations_fail_the_batch_still_ends() {
+        let writer = in_memory();
+        let failing = |writer: &Writer| {
+            writer.run(Need::Settle, |tx| {
+                meta::touch(tx.conn)?;
+                Err::<(), _>(Error::NotImmediate)
+            })
+        };
+        let calls = (0..40).map(|_| Box::new(failing) as Box<dyn FnOnce(&Writer) -> Result<()> + Send>).collect();
+        let outcomes = one_batch(&writer, calls);
+        assert!(outcomes.iter().all(|outcome| matches!(outcome, Err(Error::NotImmediate))));
+    }
 }
