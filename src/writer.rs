@@ -677,6 +677,8 @@ mod tests {
     use crate::message::Message;
     use crate::sql::enqueue;
 
+    type Call = Box<dyn FnOnce(&Writer) -> Result<()> + Send>;
+
     fn in_memory() -> Writer {
         let options = Options::default();
         let (conn, boot) = db::open_in_memory(&options).unwrap();
@@ -700,7 +702,7 @@ mod tests {
     }
 
     /// Starts all of `calls` so that they end up in one batch, the first of them leading, and returns their outcomes.
-    fn one_batch(writer: &Writer, calls: Vec<Box<dyn FnOnce(&Writer) -> Result<()> + Send + '_>>) -> Vec<Result<()>> {
+    fn one_batch(writer: &Writer, calls: Vec<Call>) -> Vec<Result<()>> {
         let followers = calls.len() - 1;
         std::thread::scope(|scope| {
             let seat = writer.seat.lock();
@@ -722,7 +724,7 @@ mod tests {
         let writer = in_memory();
         for place in 0..5 {
             let before = if place == 0 { 0 } else { stored(&writer) };
-            let mut calls: Vec<Box<dyn FnOnce(&Writer) -> Result<()> + Send>> = Vec::new();
+            let mut calls: Vec<Call> = Vec::new();
             for n in 0..5 {
                 calls.push(match n == place {
                     false => Box::new(move |writer| enqueue(writer, "fine")),
@@ -784,7 +786,7 @@ mod tests {
                 Err::<(), _>(Error::NotImmediate)
             })
         };
-        let calls = (0..40).map(|_| Box::new(failing) as Box<dyn FnOnce(&Writer) -> Result<()> + Send>).collect();
+        let calls = (0..40).map(|_| Box::new(failing) as Call).collect();
         let outcomes = one_batch(&writer, calls);
         assert!(outcomes.iter().all(|outcome| matches!(outcome, Err(Error::NotImmediate))));
     }
