@@ -117,7 +117,7 @@ impl Worker {
         let mut claims = Vec::new();
         while claims.len() < count {
             let (name, who, wanted) = (queue.clone(), self.who.clone(), count - claims.len());
-            let (taken, more) = self.start.store.write(Need::Claim, move |tx| {
+            let step = self.start.store.write(Need::Claim, move |tx| {
                 let mut taken = Vec::new();
                 while taken.len() < wanted {
                     match sql::claim::claim_next(tx, &name, &who)? {
@@ -127,7 +127,12 @@ impl Worker {
                     }
                 }
                 Ok((taken, false))
-            })?;
+            });
+            let (taken, more) = match step {
+                // What an earlier step has claimed is not to be lost with the error.
+                Err(_) if !claims.is_empty() => return Ok(claims),
+                step => step?,
+            };
             claims.extend(taken.into_iter().map(|taken| Claim::new(self.clone(), &queue, taken)));
             if !more {
                 break;

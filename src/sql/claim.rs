@@ -306,13 +306,17 @@ fn own(tx: &Tx<'_>, queue: i64, who: &Who) -> Result<Option<(Record, Vec<u8>, Ho
                              WHERE queue = ?1 AND worker_id = ?3 AND worker_id IS NOT NULL AND due_at <= ?2
                              ORDER BY due_at, message LIMIT ?4";
     for (sql, now) in [(VOID, tx.now.awake), (DEFERRED, tx.now.wall)] {
-        // More than one only where the first are of a route that this worker leaves alone.
+        // More than one only where the first is of a route that this worker leaves alone.
         for limit in [1, STEP_MAX as i64] {
-            for id in ids(tx, sql, params![queue, now, &*who.label, limit])? {
-                let Some((record, payload)) = Record::load_whole(tx.conn, id)? else { continue };
+            let found = ids(tx, sql, params![queue, now, &*who.label, limit])?;
+            for id in &found {
+                let Some((record, payload)) = Record::load_whole(tx.conn, *id)? else { continue };
                 if let Ok(how) = judge(tx.conn, tx.now, &record, who)? {
                     return Ok(Some((record, payload, how)));
                 }
+            }
+            if found.is_empty() {
+                break;
             }
         }
     }
