@@ -1,0 +1,403 @@
+//! The command line: every command, its arguments and its help.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
+
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+use relet::{MessageId, PAGE, Receipt, Route, Status};
+
+use crate::time;
+
+const ABOUT: &str = "An embedded, durable message queue in one SQLite file, whose claims can be claimed again.
+
+Data goes to stdout, talk to stderr. With --json every record is one JSON object on a line of its own.";
+
+const NOTES: &str = "\
+FORMS:
+  Durations are whole numbers with units, the largest first: 250ms, 30s, 5m, 1h30m, 2d.
+  Instants are RFC 3339 with an offset: 2030-01-31T08:00:00Z, 2030-01-31T08:00:00+02:00.
+  Receipts are what `claim` printed: 40.2, or 40.3-2 in the store's second epoch.
+
+JSON:
+  A message has id, queue, status, priority, attempts, crashes, deferrals, due_at, worker, receipt, lease_left_ms,
+  payload, last_error, enqueued_at and more. Members that end in _at are instants in unix milliseconds, those that end
+  in _ms are spans in milliseconds. payload is the payload itself where that is JSON, else a string; where it is no
+  text, payload_base64 is there instead.
+
+EXIT CODES:
+  0   done (also: no stuck message, nothing found wrong, an empty list)
+  1   failed
+  2   the command line is wrong
+  3   nothing there: nothing to claim, no such message, queue or store
+  4   the claim was lost, or the message is held
+  5   stuck or doctor found something
+  75  busy: another process kept the store locked for the whole --busy-wait
+  Of several outcomes, the worst one counts. A reader that goes away (a closed pipe) is no failure.";
+
+#[derive(Debug, Parser)]
+#[command(name = "relet", version, about = ABOUT, after_long_help = NOTES, max_term_width = 120)]
+#[command(arg_required_else_help = true, subcommand_required = true)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) global: Global,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// What every command takes.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Global options")]
+pub(crate) struct Global {
+    /// The store: a SQLite file. `enqueue` and `import` create it, the others do not.
+    // Not a PathBuf, since an empty RELET_DB means that none is named.
+    #[arg(short, long, global = true, env = "RELET_DB", hide_env_values = true, value_name = "FILE")]
+    pub(crate) db: Option<OsString>,
+    /// Print JSON, one object a line.
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    /// How long to wait for another process that holds the store's lock.
+    #[arg(long, global = true, value_name = "D", value_parser = time::busy_wait, allow_hyphen_values = true, default_value = "5s")]
+    pub(crate) busy_wait: Duration,
+    /// What a commit survives: a power cut (full), or only the death of the process (normal).
+    #[arg(long, global = true, value_name = "LEVEL", value_enum, default_value = "full")]
+    pub(crate) durability: Durability,
+    /// How long done messages are kept: what the application says of its store. `ack` deletes at once unless it is set.
+    #[arg(long, global = true, value_name = "D", value_parser = time::duration, allow_hyphen_values = true, default_value = "0s")]
+    pub(crate) retention: Duration,
+    /// Work with a linked SQLite older than 3.51.3, which has a race that can corrupt files.
+    #[arg(long, global = true)]
+    pub(crate) allow_old_sqlite: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Durability {
+    Full,
+    Normal,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Show the failure that relet exists for, and its cure, on real messages.
+    ///
+    /// Producers and workers deliver messages to an API that allows only so many calls a second and answers 429 with
+    /// Retry-After to the rest: first with the naive claim, then with relet's. It takes about four seconds; with more
+    /// than 800 messages, one second for each 200. It works in a folder of its own, so no -d is needed.
+    Demo(Demo),
+    /// Store a message, or every line of stdin as one. Prints the id.
+    Enqueue(Enqueue),
+    /// Claim the next messages of a queue, or one by its id. Prints receipt and payload.
+    ///
+    /// The claim outlives this command: settle it by its receipt (ack, fail, reject, defer, release) before its lease
+    /// runs out. Claiming again as the same worker is safe, and makes the older receipt stale.
+    ///
+    /// One message is printed as its receipt on the first line, then the payload as it is, then a line break. With -n 2
+    /// and more, each takes one line: receipt, tab, payload with its control characters escaped. Use --json in programs.
+    /// If stdout cannot be written, what was claimed is released.
+    ///
+    /// Exits with 3 if there is nothing to claim. With --id: with 3 if there is no such message or it is finished (it
+    /// will never be there), with 4 if somebody holds it or it waits for something (it may be there later).
+    Claim(Claim),
+    /// Settle: the work is done. The message is deleted, or kept for --retention.
+    ///
+    /// Exits with 3 where a message is gone (it was settled before, and deleted), with 4 where the claim was lost. The
+    /// same holds for fail, reject, defer, release and extend. Settling twice by the same receipt is safe.
+    Ack(Receipts),
+    /// Settle: the work failed. It is tried again after its backoff, or becomes a dead letter.
+    Fail {
+        #[command(flatten)]
+        receipts: Receipts,
+        /// Why.
+        #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+        error: String,
+        /// Try again after this long, instead of after the backoff.
+        #[arg(long, value_name = "D", value_parser = time::duration, allow_hyphen_values = true)]
+        retry_in: Option<Duration>,
+    },
+    /// Settle: the message can never be worked on. It becomes a dead letter at once.
+    Reject {
+        #[command(flatten)]
+        receipts: Receipts,
+        /// Why.
+        #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+        error: String,
+    },
+    /// Settle: not now (a rate limit). It stays this worker's and waits in the retry queue; no attempt is counted.
+    Defer {
+        #[command(flatten)]
+        receipts: Receipts,
+        /// How long to wait.
+        #[arg(long = "for", value_name = "D", value_parser = time::duration, allow_hyphen_values = true)]
+        delay: Duration,
+        /// Why, for the retry queue.
+        #[arg(long, value_name = "TEXT", default_value = "deferred", allow_hyphen_values = true)]
+        reason: String,
+    },
+    /// Settle: give the message back, for anyone, at once. No attempt is counted.
+    Release(Receipts),
+    /// Hold on to a claim: its lease lasts at least this long from now on.
+    Extend {
+        #[command(flatten)]
+        receipts: Receipts,
+        /// The lease from now on.
+        #[arg(long, value_name = "D", value_parser = time::duration, allow_hyphen_values = true)]
+        lease: Duration,
+    },
+    /// Change the route of a live message: the claimable status that it has when nobody holds it.
+    Route {
+        /// The message.
+        id: MessageId,
+        /// Its route from now on.
+        #[arg(value_name = "STATUS", value_parser = route_parser())]
+        route: Route,
+    },
+    /// Cancel live messages. Whoever holds one is told so by its next call.
+    Cancel {
+        /// The messages.
+        #[arg(required = true, value_name = "ID")]
+        ids: Vec<MessageId>,
+    },
+    /// Count the messages of each queue by status. Costs the same at any size.
+    ///
+    /// With --json: an object for each queue, then one for the store (the one with file_bytes).
+    Stats,
+    /// List messages by id, without their payloads.
+    List(List),
+    /// Show everything about a message.
+    Show {
+        /// The message.
+        id: MessageId,
+    },
+    /// Say why a message is not being handed out now.
+    Why {
+        /// The message.
+        id: MessageId,
+    },
+    /// List the messages whose next try is set for later, the earliest first.
+    RetryQueue {
+        /// Only this queue's.
+        queue: Option<String>,
+        /// At most so many.
+        #[arg(long, value_name = "N", default_value_t = PAGE)]
+        limit: usize,
+    },
+    /// List what has been in processing for too long without a lease that runs. Exits with 5 if there is something.
+    Stuck {
+        /// For how long.
+        #[arg(long, value_name = "D", value_parser = time::duration, allow_hyphen_values = true, default_value = "1h")]
+        older_than: Duration,
+    },
+    /// Look after dead letters: messages that were given up.
+    #[command(subcommand)]
+    Dead(Dead),
+    /// Check the file and every promise of its tables. Exits with 5 if something is wrong.
+    Doctor,
+    /// Write a copy of the store to a new file, while others go on.
+    ///
+    /// The copy is whole, in one file; receipts that the original issues from now on are worth nothing in it.
+    Backup {
+        /// The new file.
+        dest: PathBuf,
+    },
+    /// Write every live message and dead letter to stdout, as JSON lines that `import` reads.
+    ///
+    /// payload is always a string here (payload_base64 where it is no text), so that no byte of it changes. Others may go
+    /// on meanwhile; what they finish is left out. For an exact copy use `backup`.
+    Export {
+        /// Only this queue's.
+        queue: Option<String>,
+    },
+    /// Enqueue the messages that `export` wrote, from stdin. Creates the store.
+    ///
+    /// Ids are new, and budgets (attempts, crashes, deferrals) start anew. What was in processing can be claimed by
+    /// anyone; what waited for an instant still does. A key that a live message has by now stores nothing. A line needs
+    /// queue and payload (a string, or any other JSON value) or payload_base64; a bad line is named by its number, and
+    /// the others are imported.
+    ///
+    /// Dead letters are left out, unless --dead asks for them.
+    Import {
+        /// Take the dead letters, and only them: as live messages that are tried again.
+        #[arg(long)]
+        dead: bool,
+    },
+    /// Delete what is finished and past --retention, make dead letters of what has expired, give free pages back.
+    Prune,
+    /// Print the completions for a shell.
+    Completions {
+        /// The shell.
+        shell: Shell,
+    },
+    /// Print the manual page.
+    Man,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Demo {
+    /// Messages to deliver.
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(0..=100_000))]
+    pub(crate) messages: u32,
+    /// Workers that deliver them.
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub(crate) workers: u16,
+    /// Keep the folder with the two databases, and say where it is.
+    #[arg(long)]
+    pub(crate) keep: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Enqueue {
+    /// The queue.
+    pub(crate) queue: String,
+    /// The payload; `-` reads it from stdin.
+    #[arg(required_unless_present = "lines")]
+    pub(crate) payload: Option<OsString>,
+    /// Store each line of stdin as a message of its own.
+    ///
+    /// A line's bytes are the payload, without the line break; empty lines are skipped. If the first line begins with
+    /// `{`, every line must be JSON; --lines=text and --lines=json say which it is. A bad line is named by its number and
+    /// the others are stored; then the exit code is 1. A line is stored as soon as it is there, also while stdin stays
+    /// open, and many at once where many are there. With --json one object with line and id is printed for each, after
+    /// its commit. The options below apply to every line.
+    #[arg(long, value_name = "FORM", value_enum, num_args = 0..=1, require_equals = true, default_missing_value = "auto")]
+    pub(crate) lines: Option<Form>,
+    /// Not handed out before this much time has passed.
+    #[arg(long, value_name = "D", value_parser = time::duration, allow_hyphen_values = true)]
+    pub(crate) delay: Option<Duration>,
+    /// Not handed out before this instant.
+    #[arg(long, value_name = "T", value_parser = time::instant, allow_hyphen_values = true, conflicts_with = "delay")]
+    pub(crate) at: Option<SystemTime>,
+    /// Higher is handed out first, -32768 to 32767.
+    #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
+    pub(crate) priority: i32,
+    /// While a live message of the queue has this key, nothing is stored, and that message's id is printed.
+    #[arg(long, value_name = "K", conflicts_with = "lines")]
+    pub(crate) key: Option<String>,
+    /// Messages of a group are handed out in order, one at a time.
+    #[arg(long, value_name = "G")]
+    pub(crate) group: Option<String>,
+    /// Becomes a dead letter if it has not been handed out by then.
+    #[arg(long, value_name = "D", value_parser = time::duration, allow_hyphen_values = true)]
+    pub(crate) ttl: Option<Duration>,
+    /// How often it is tried.
+    #[arg(long, value_name = "N")]
+    pub(crate) max_attempts: Option<u32>,
+    /// How often it may be deferred.
+    #[arg(long, value_name = "N")]
+    pub(crate) max_deferrals: Option<u32>,
+}
+
+/// What the lines of stdin are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Form {
+    /// JSON if the first line begins with `{`, else text.
+    Auto,
+    /// Every line is taken as it is.
+    Text,
+    /// Every line must be JSON.
+    Json,
+}
+
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("what").required(true).args(["queue", "id"]))]
+pub(crate) struct Claim {
+    /// The queue.
+    pub(crate) queue: Option<String>,
+    /// This very message.
+    #[arg(long, value_name = "ID")]
+    pub(crate) id: Option<MessageId>,
+    /// Who claims: a label that stays the same from one claim to the next.
+    #[arg(short, long, value_name = "W")]
+    pub(crate) worker: String,
+    /// Up to so many messages.
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 1, conflicts_with = "id")]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=10_000))]
+    pub(crate) number: u16,
+    /// How long the claim holds; the queue's lease unless set.
+    #[arg(long, value_name = "D", value_parser = time::duration, allow_hyphen_values = true)]
+    pub(crate) lease: Option<Duration>,
+    /// Wait this long for a message, if there is none.
+    #[arg(long, value_name = "D", value_parser = time::duration, allow_hyphen_values = true, default_value = "0s", conflicts_with = "id")]
+    pub(crate) wait: Duration,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Receipts {
+    /// The claims, as `claim` printed them.
+    #[arg(required = true, value_name = "RECEIPT")]
+    pub(crate) receipts: Vec<Receipt>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct List {
+    /// Only this queue's.
+    pub(crate) queue: Option<String>,
+    /// Only messages in this status.
+    #[arg(long, value_parser = status_parser())]
+    pub(crate) status: Option<Status>,
+    #[command(flatten)]
+    pub(crate) page: Page,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Page {
+    /// At most so many.
+    #[arg(long, value_name = "N", default_value_t = PAGE)]
+    pub(crate) limit: usize,
+    /// Only messages with a larger id: the last one of the page before.
+    #[arg(long, value_name = "ID")]
+    pub(crate) after: Option<MessageId>,
+    /// With their payloads.
+    #[arg(long)]
+    pub(crate) payload: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Dead {
+    /// List dead letters by id, with why they were given up.
+    List {
+        /// Only this queue's.
+        queue: Option<String>,
+        #[command(flatten)]
+        page: Page,
+    },
+    /// Make dead letters live again: all budgets whole, their history kept.
+    #[command(group = ArgGroup::new("which").required(true).args(["ids", "queue", "all"]))]
+    Redrive {
+        /// These.
+        #[arg(value_name = "ID")]
+        ids: Vec<MessageId>,
+        /// All of this queue.
+        #[arg(long, value_name = "Q")]
+        queue: Option<String>,
+        /// All of the store.
+        #[arg(long)]
+        all: bool,
+    },
+    /// Delete dead letters for good.
+    Purge {
+        /// Only those that died at least this long ago.
+        #[arg(long, value_name = "D", value_parser = time::duration, allow_hyphen_values = true, default_value = "0s")]
+        older_than: Duration,
+    },
+}
+
+fn status_parser() -> impl TypedValueParser<Value = Status> {
+    PossibleValuesParser::new(Status::ALL.map(Status::as_str)).try_map(|word| word.parse::<Status>())
+}
+
+fn route_parser() -> impl TypedValueParser<Value = Route> {
+    PossibleValuesParser::new(Route::ALL.map(Route::as_str)).try_map(|word| word.parse::<Route>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

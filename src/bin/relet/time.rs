@@ -1,0 +1,203 @@
+//! Time on the command line: spans such as `1h30m`, instants in RFC 3339, and the one reader of the clocks in this program.
+
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use jiff::Timestamp;
+
+/// The units of a span, the largest first, in milliseconds.
+const UNITS: [(&str, u64); 5] = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
+/// Longest span that is accepted, in days: a hundred years. A longer one is a slip of the finger.
+const DAYS_MAX: u64 = 36_525;
+/// Longest busy wait that is accepted: a day.
+const BUSY_WAIT_MAX: Duration = Duration::from_secs(86_400);
+
+/// Reads a span: whole numbers with the units d, h, m, s and ms, the largest first, each at most once.
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+    let shown: String = text.chars().take(40).collect();
+    let wrong =
+        |problem: &str| Err(format!("the duration {shown:?} {problem}; write it as 30s, 5m, 1h30m, 250ms or 2d"));
+    let (mut rest, mut units, mut total) = (text, UNITS.as_slice(), 0_u64);
+    if rest.is_empty() {
+        return wrong("is empty");
+    }
+    while !rest.is_empty() {
+        let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
+        let letters = rest[digits..].bytes().take_while(u8::is_ascii_lowercase).count();
+        let (number, unit) = (&rest[..digits], &rest[digits..digits + letters]);
+        if number.is_empty() {
+            return wrong("does not begin with a number");
+        }
+        let Some(place) = units.iter().position(|(name, _)| *name == unit) else {
+            return wrong(if unit.is_empty() { "has a number without a unit" } else { "cannot be read" });
+        };
+        let part = number.parse::<u64>().ok().and_then(|number| number.checked_mul(units[place].1));
+        match part.and_then(|part| total.checked_add(part)).filter(|total| *total <= DAYS_MAX * UNITS[0].1) {
+            Some(sum) => total = sum,
+            None => return wrong(&format!("is longer than {DAYS_MAX}d")),
+        }
+        units = &units[place + 1..];
+        rest = &rest[digits + letters..];
+    }
+    Ok(Duration::from_millis(total))
+}
+
+/// Reads a span that a process may wait for the store's lock.
+pub(crate) fn busy_wait(text: &str) -> Result<Duration, String> {
+    let wait = duration(text)?;
+    if wait <= BUSY_WAIT_MAX { Ok(wait) } else { Err(format!("a busy wait of {text} is longer than 1d")) }
+}
+
+/// Reads an instant.
+pub(crate) fn instant(text: &str) -> Result<SystemTime, String> {
+    let shown: String = text.chars().take(40).collect();
+    const FORM: &str = "write it as 2030-01-31T08:00:00Z or 2030-01-31T08:00:00+02:00";
+    let stamp: Timestamp =
+        text.parse().map_err(|error| format!("the instant {shown:?} cannot be read ({error}); {FORM}"))?;
+    at_ms(stamp.as_millisecond()).ok_or_else(|| format!("the instant {shown:?} is out of range; {FORM}"))
+}
+
+/// A span in the form that [`duration`] reads, in its two largest units.
+pub(crate) fn span(span: Duration) -> String {
+    let mut left = u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
+    let mut text = String::new();
+    let mut parts = 0;
+    for (name, size) in UNITS {
+        if left >= size && parts < 2 {
+            text.push_str(&format!("{}{name}", left / size));
+            left %= size;
+            parts += 1;
+        } else if parts > 0 {
+            break; // 1d 20s is 1d: the second unit is the one that follows the first.
+        }
+    }
+    if text.is_empty() { "0s".into() } else { text }
+}
+
+/// An instant in unix ms, in RFC 3339 and UTC.
+pub(crate) fn stamp(unix_ms: i64) -> String {
+    Timestamp::from_millisecond(unix_ms).map_or_else(|_| unix_ms.to_string(), |stamp| stamp.to_string())
+}
+
+/// An instant in unix ms, and how far away it is.
+pub(crate) fn stamp_and_distance(unix_ms: i64) -> String {
+    let ms = unix_ms.saturating_sub(now_ms());
+    let distance = span(Duration::from_millis(ms.unsigned_abs()));
+    match ms {
+        1.. => format!("{} (in {distance})", stamp(unix_ms)),
+        _ => format!("{} ({distance} ago)", stamp(unix_ms)),
+    }
+}
+
+/// The instant of this many unix ms; before 1970 counts as 1970. `None` where the platform has no such instant.
+pub(crate) fn at_ms(unix_ms: i64) -> Option<SystemTime> {
+    UNIX_EPOCH.checked_add(Duration::from_millis(u64::try_from(unix_ms).unwrap_or(0)))
+}
+
+/// The wall clock, in unix ms.
+#[allow(clippy::disallowed_methods, reason = "this is the one place of the program that reads the wall clock")]
+pub(crate) fn now_ms() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| i64::try_from(now.as_millis()).unwrap_or(i64::MAX))
+}
+
+/// A stopwatch on the monotonic clock.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Stopwatch(Instant);
+
+impl Stopwatch {
+    #[allow(clippy::disallowed_methods, reason = "this is the one place of the program that reads the monotonic clock")]
+    pub(crate) fn start() -> Stopwatch {
+        Stopwatch(Instant::now())
+    }
+
+    pub(crate) fn elapsed(self) -> Duration {
+        self.0.elapsed()
+    }
+
+    /// What is left of `limit`; `None` when it is over.
+    pub(crate) fn left(self, limit: Duration) -> Option<Duration> {
+        limit.checked_sub(self.elapsed()).filter(|left| !left.is_zero())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_are_read_in_every_unit() {
+        for (text, ms) in [
+            ("30s", 30_000),
+            ("5m", 300_000),
+            ("1h30m", 5_400_000),
+            ("250ms", 250),
+            ("2d", 172_800_000),
+            ("1d2h3m4s5ms", 93_784_005),
+            ("0s", 0),
+            ("007s", 7_000),
+            ("36525d", 36_525 * 86_400_000),
+        ] {
+            assert_eq!(duration(text), Ok(Duration::from_millis(ms)), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_span_is_refused_by_name() {
+        for text in [
+            "",
+            " ",
+            "5",
+            "s",
+            "-5s",
+            "+5s",
+            "5 s",
+            "5s ",
+            "1.5h",
+            "5x",
+            "5S",
+            "1m1h",
+            "1s1s",
+            "5sm",
+            "é",
+            "5é",
+            "1h\0",
+            "99999999999999999999s",
+            "18446744073709551615d",
+            "36525d1ms",
+            "infinite",
+            "NaN",
+            "5mss",
+            "٣s",
+        ] {
+            let error = duration(text).unwrap_err();
+            assert!(error.contains(&format!("{text:?}")) && error.contains("1h30m"), "{text:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_span_is_written_as_it_is_read() {
+        for (ms, text) in [
+            (0, "0s"),
+            (1, "1ms"),
+            (999, "999ms"),
+            (61_000, "1m1s"),
+            (3_600_000, "1h"),
+            (86_420_000, "1d"),
+            (93_784_005, "1d2h"),
+        ] {
+            assert_eq!(span(Duration::from_millis(ms)), text);
+            assert!(duration(text).is_ok());
+        }
+        assert!(!span(Duration::MAX).is_empty());
+    }
+
+    #[test]
+    fn instants_carry_an_offset() {
+        assert_eq!(instant("1970-01-01T02:00:01+02:00").unwrap(), at_ms(1_000).unwrap());
+        for text in ["", "tomorrow", "2030-01-31", "2030-01-31T08:00:00", "2030-13-01T00:00:00Z"] {
+            assert!(instant(text).unwrap_err().contains(&format!("{text:?}")), "{text}");
+        }
+        for ms in [i64::MIN, -1, 0, 1_700_000_000_000, i64::MAX] {
+            assert!(!stamp(ms).is_empty() && !stamp_and_distance(ms).is_empty());
+        }
+    }
+}
