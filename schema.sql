@@ -75,6 +75,7 @@ CREATE TABLE relet_messages (
   dead_reason   TEXT,                                -- which budget was spent, or why it was given up
   enqueued_at   INTEGER NOT NULL,
   finished_at   INTEGER,
+  keep_until    INTEGER,                             -- done or cancelled: deleted from this instant on
   payload_crc   INTEGER NOT NULL,                    -- CRC-32 of the payload, checked when it is claimed
   payload_bytes INTEGER NOT NULL,
   payload       BLOB,                                -- NULL: too large to be rewritten at each claim, see relet_payloads
@@ -84,6 +85,7 @@ CREATE TABLE relet_messages (
   CHECK (lease_until IS NULL OR status = 'processing'),
   CHECK (status <> 'processing' OR lease_until IS NOT NULL OR due_at IS NOT NULL),   -- held, or deferred until due
   CHECK ((status IN ('done', 'dead', 'cancelled')) = (finished_at IS NOT NULL)),
+  CHECK ((status IN ('done', 'cancelled')) = (keep_until IS NOT NULL)),
   CHECK (status IN ('processing', 'done', 'dead', 'cancelled') OR status = route),
   CHECK (waits_for IS NULL OR (worker_id IS NULL AND finished_at IS NULL)),
   CHECK (waits_for IS NOT 'due' OR due_at IS NOT NULL),
@@ -105,6 +107,7 @@ CREATE INDEX relet_groups ON relet_messages (queue, group_key, id) WHERE group_k
 CREATE UNIQUE INDEX relet_turns ON relet_messages (queue, group_key)
   WHERE group_key IS NOT NULL AND finished_at IS NULL AND waits_for IS NOT 'group';
 CREATE INDEX relet_finished ON relet_messages (status, finished_at) WHERE finished_at IS NOT NULL;
+CREATE INDEX relet_kept ON relet_messages (keep_until) WHERE keep_until IS NOT NULL;
 CREATE INDEX relet_expiry ON relet_messages (expires_at)
   WHERE expires_at IS NOT NULL AND worker_id IS NULL AND finished_at IS NULL;
 

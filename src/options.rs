@@ -13,6 +13,9 @@ pub const LEASE_RANGE: std::ops::RangeInclusive<Duration> =
 /// How long a due deferred message is still kept for its own worker, before anyone may take it.
 pub const DEFERRAL_GRACE: Duration = Duration::from_secs(30);
 
+/// Longest busy wait: a day.
+const BUSY_WAIT_MAX_MS: i32 = 86_400_000;
+
 /// Bytes set aside beside a store unless [`Options::reserve`] says otherwise: what the log grows to between two checkpoints, and a little more.
 pub const RESERVE: u64 = 4_352 << 10;
 
@@ -87,7 +90,7 @@ impl Options {
         Options { durability, ..self }
     }
 
-    /// How long a call waits for another process's write lock before it returns [`Error::Busy`](crate::Error::Busy); 5 s unless set.
+    /// How long a call waits for another process's write lock before it returns [`Error::Busy`](crate::Error::Busy); 5 s unless set, at most a day.
     pub fn busy_wait(self, busy_wait: Duration) -> Options {
         Options { busy_wait, ..self }
     }
@@ -117,7 +120,7 @@ impl Options {
         Options { payload_max: bytes, ..self }
     }
 
-    /// How long done and cancelled messages are kept. Unless set, an acked message is deleted at once and a cancelled one kept for a day, so that its holder learns of it.
+    /// How long messages that are acked or cancelled from now on are kept; it is stored with each of them. Unless set, an acked message is deleted at once and a cancelled one kept for a day, so that its holder learns of it.
     pub fn retention(self, retention: Duration) -> Options {
         Options { retention, ..self }
     }
@@ -159,6 +162,8 @@ impl Options {
 
     pub(crate) fn check(&self) -> Result<()> {
         check_lease(self.lease)?;
+        let busy_ms = i64::try_from(self.busy_wait.as_millis()).unwrap_or(i64::MAX);
+        check_range("busy_wait in ms", busy_ms, 0, BUSY_WAIT_MAX_MS)?;
         check_range("readers", i64::from(self.readers), 1, 64)?;
         check_range("max_attempts", i64::from(self.max_attempts), 1, i32::MAX)?;
         check_range(

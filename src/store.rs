@@ -16,7 +16,7 @@ use crate::receipt::Receipt;
 use crate::sql::settle::{Settle, Settled};
 use crate::sql::{self, Defaults, Tx, meta};
 use crate::state::Route;
-use crate::view::{Filter, Retrying, Snapshot, Stats, Stuck, Why};
+use crate::view::{Filter, PAGE_MAX, Retrying, Snapshot, Stats, Stuck, Why};
 use crate::worker::Worker;
 use crate::writer::{Need, Writer};
 
@@ -258,10 +258,10 @@ impl Store {
         self.join(conn, |tx| sql::settle::guard(tx, receipt))
     }
 
-    /// Cancels a live message. If a worker holds it, that worker's next call says so ([`Error::Cancelled`]).
+    /// Cancels a live message; one that is cancelled already stays so. If a worker holds it, that worker's next call says so ([`Error::Cancelled`]).
     ///
     /// # Errors
-    /// [`Error::Gone`], or [`Error::Status`] where it is finished.
+    /// [`Error::Gone`], or [`Error::Status`] where it is done or dead.
     pub fn cancel(&self, id: impl Into<MessageId>) -> Result<()> {
         let id = id.into();
         self.write(Need::Settle, move |tx| sql::dead::cancel(tx, id.get()))
@@ -334,7 +334,7 @@ impl Store {
         self.in_steps(move |tx| sql::prune::dead_letters(tx, age))
     }
 
-    /// Deletes what is finished and past its retention, makes dead letters of what has expired, and gives free pages back, in steps. relet does a little of this by itself, as messages go through.
+    /// Deletes what is finished and has been kept long enough, makes dead letters of what has expired, and gives free pages back, in steps. relet does a little of this by itself, as messages go through.
     ///
     /// # Errors
     /// What was done before the error stays so.
@@ -395,12 +395,12 @@ impl Store {
         self.read(|conn, now| sql::look::why(conn, id, now))
     }
 
-    /// The retry queue of one queue or of all, the earliest first, at most `limit` rows.
+    /// The retry queue of one queue or of all, the earliest first, at most `limit` rows (more than [`PAGE_MAX`] count as that).
     ///
     /// # Errors
     /// As [`Store::stats`].
     pub fn retry_queue(&self, queue: Option<&str>, limit: usize) -> Result<Vec<Retrying>> {
-        self.read(|conn, _| sql::look::retry_queue(conn, queue, limit))
+        self.read(|conn, _| sql::look::retry_queue(conn, queue, limit.min(PAGE_MAX)))
     }
 
     /// What has sat in `processing` for this long and more although nobody holds it with a lease that runs. Changes nothing.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::message::MessageId;
 use crate::receipt::Receipt;
+use crate::retry::Retry;
 use crate::state::{Route, Status};
 
 /// A message as it was at one moment.
@@ -51,6 +52,8 @@ pub struct Snapshot {
     pub max_attempts: u32,
     /// How often it may be deferred.
     pub max_deferrals: u32,
+    /// Its own backoff, where it has one.
+    pub retry: Option<Retry>,
     /// The error of its last failure or rejection.
     pub last_error: Option<String>,
     /// Why it became a dead letter, the last time it did.

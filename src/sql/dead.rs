@@ -1,12 +1,20 @@
 //! The ends of a message: dead, cancelled, removed; and the way back from the dead letters.
 
+use std::time::Duration;
+
 use rusqlite::{Connection, params};
 
 use crate::error::{Error, Result};
 use crate::message::MessageId;
 use crate::sql::enqueue::{INLINE_MAX, live_with_key};
 use crate::sql::{Record, Tx, groups, retry_queue};
-use crate::state::Event;
+use crate::state::{Event, Status};
+
+/// How long a cancelled message is kept at least: a day, so that its holder learns of it.
+const CANCELLED_KEPT: Duration = Duration::from_secs(86_400);
+
+/// Why a message whose time to live is over becomes a dead letter.
+pub(crate) const EXPIRED: &str = "expired: its time to live was over before it could be handed out";
 
 /// Who ends a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,7 +39,7 @@ pub(crate) fn give_up(
 /// Gives up what must not be handed out: its time to live is over, or its payload is not the one that was enqueued.
 pub(crate) fn give_up_if_spoiled(tx: &mut Tx<'_>, record: &Record, payload: &[u8]) -> Result<bool> {
     let reason = if record.worker.is_none() && record.expires_at.is_some_and(|at| at <= tx.now.wall) {
-        "expired: its time to live was over before it could be handed out"
+        EXPIRED
     } else if payload.len() as i64 != record.payload_bytes || crc32fast::hash(payload) != record.payload_crc {
         tx.durable = true;
         "damaged: its payload does not match the checksum that was stored with it"
@@ -45,6 +53,10 @@ pub(crate) fn give_up_if_spoiled(tx: &mut Tx<'_>, record: &Record, payload: &[u8
 /// Cancels a live message; its holder's next call says so.
 pub(crate) fn cancel(tx: &mut Tx<'_>, id: i64) -> Result<()> {
     let record = Record::load(tx.conn, id)?.ok_or(Error::Gone { id: MessageId::new(id) })?;
+    if record.status == Status::Cancelled {
+        tx.touch = true; // Cancelling twice is safe.
+        return Ok(());
+    }
     record.after(Event::Cancel, "cancelled")?;
     finish(tx, &record, Event::Cancel, None, None, By::Another)
 }
@@ -61,7 +73,7 @@ fn finish(
         SET status = ?2, worker_id = NULL, incarnation = NULL, lease_until = NULL, lease_ms = NULL, waits_for = NULL,
             due_at = NULL, parked_at = NULL, finished_at = ?3, dead_reason = COALESCE(?4, dead_reason),
             last_error = COALESCE(?5, last_error), token = ?6, attempts = ?7, crashes = ?8, deferrals = ?9,
-            releases = ?10, epoch = ?11
+            releases = ?10, epoch = ?11, keep_until = ?12
         WHERE id = ?1";
     let to = record.after(event, "finished")?;
     // As with a claim, the epoch goes with the token: after a power cut the same token may have been given out before.
@@ -82,6 +94,7 @@ fn finish(
         record.deferrals,
         record.releases,
         epoch,
+        (to == Status::Cancelled).then(|| tx.now.after(tx.defaults.retention.max(CANCELLED_KEPT))),
     ])?;
     tx.count(record.queue, Some(record.status), Some(to));
     groups::settle_turn(tx, record.queue, record.group.as_deref())

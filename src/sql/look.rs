@@ -82,6 +82,7 @@ pub(crate) fn snapshot(conn: &Connection, record: Record, payload: Option<Vec<u8
         redrives: record.redrives,
         max_attempts: record.max_attempts,
         max_deferrals: record.max_deferrals,
+        retry: record.retry.as_deref().and_then(|text| serde_json::from_str(text).ok()),
         last_error: record.last_error,
         dead_reason: record.dead_reason,
         enqueued_at: record.enqueued_at,

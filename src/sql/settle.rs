@@ -148,13 +148,19 @@ pub(crate) fn guard(tx: &Tx<'_>, receipt: Receipt) -> Result<()> {
 
 fn ack(tx: &mut Tx<'_>, record: Record) -> Result<Status> {
     const KEEP: &str = "UPDATE main.relet_messages
-        SET status = ?2, worker_id = NULL, incarnation = NULL, lease_until = NULL, lease_ms = NULL, finished_at = ?3
+        SET status = ?2, worker_id = NULL, incarnation = NULL, lease_until = NULL, lease_ms = NULL, finished_at = ?3,
+            keep_until = ?4
         WHERE id = ?1";
     let to = record.after(Event::Ack, "acked")?;
     if tx.defaults.retention.is_zero() {
         dead::remove(tx, &record)?;
     } else {
-        tx.conn.prepare_cached(KEEP)?.execute(params![record.id, to, tx.now.wall])?;
+        tx.conn.prepare_cached(KEEP)?.execute(params![
+            record.id,
+            to,
+            tx.now.wall,
+            tx.now.after(tx.defaults.retention)
+        ])?;
         tx.count(record.queue, Some(record.status), Some(to));
     }
     tx.count_acked(record.queue);
