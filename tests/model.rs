@@ -185,6 +185,10 @@ impl Model {
         if others && self.take_back(id) {
             return Say::Finished(Status::Dead);
         }
+        if self.expired(id) {
+            self.end(id, Status::Dead);
+            return Say::Finished(Status::Dead);
+        }
         if others {
             let again = self.judge(id, label);
             if !matches!(again, Say::Take(_)) {
@@ -386,6 +390,14 @@ impl Run {
             row.key.is_some() && other.key == row.key && other.queue == queue && other.status.is_live()
         });
         let known = known.map(|(id, _)| *id);
+        // One that has expired gives its key up.
+        let known = match known.filter(|id| self.model.expired(*id)) {
+            Some(expired) => {
+                self.model.end(expired, Status::Dead);
+                None
+            }
+            None => known,
+        };
         let enqueued = self.store.queue(QUEUES[queue]).enqueue(message).unwrap();
         self.log.push(format!("enqueue {row:?} -> {enqueued:?}"));
         assert_eq!(enqueued.existing().then_some(enqueued.id().get()), known);
