@@ -3,13 +3,11 @@
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
 
-use rusqlite::{Connection, OpenFlags};
-
 use crate::db;
 use crate::error::{Error, Result};
-use crate::sql::meta;
+use crate::random;
 
-/// Has `copy` fill a file beside the target, raises its epoch, and gives it the target's name at the end.
+/// Has `copy` fill a file beside the target, makes it a store of its own, and gives it the target's name at the end.
 pub(crate) fn write(target: &Path, copy: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     let refuse = |detail: String| Error::Backup { path: target.to_owned(), detail };
     let target = db::resolve(target).map_err(|error| match error {
@@ -20,7 +18,7 @@ pub(crate) fn write(target: &Path, copy: impl FnOnce(&Path) -> Result<()>) -> Re
         return Err(refuse("it exists already; choose a new name".into()));
     }
     let mut name = target.as_os_str().to_owned();
-    name.push(format!(".{:016x}.part", fastrand::u64(..)));
+    name.push(format!(".{:016x}.part", random::bits()));
     let part = Part(name.into());
     let mut options = OpenOptions::new();
     options.write(true).create_new(true);
@@ -28,7 +26,7 @@ pub(crate) fn write(target: &Path, copy: impl FnOnce(&Path) -> Result<()>) -> Re
     std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
     options.open(&part.0).map_err(|error| refuse(format!("it cannot be created: {error}")))?;
     copy(&part.0)?;
-    raise_epoch(&part.0)?;
+    db::make_own(&part.0)?;
     // A link, unlike a rename, never replaces a file that has come to be there meanwhile.
     let linked = std::fs::hard_link(&part.0, &target).or_else(|error| match error.kind() {
         std::io::ErrorKind::AlreadyExists => Err(error),
@@ -36,16 +34,6 @@ pub(crate) fn write(target: &Path, copy: impl FnOnce(&Path) -> Result<()>) -> Re
         _ => std::fs::rename(&part.0, &target), // a file system without links
     });
     linked.map_err(|error| refuse(format!("the finished copy cannot be given that name: {error}")))
-}
-
-/// A token that the original issues after this moment must not be worth anything in the copy.
-fn raise_epoch(copy: &Path) -> Result<()> {
-    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let conn = Connection::open_with_flags(copy, flags)?;
-    conn.execute_batch("PRAGMA journal_mode = DELETE; PRAGMA synchronous = FULL; BEGIN IMMEDIATE")?;
-    meta::set(&conn, "epoch", meta::need::<i64>(&conn, "epoch")? + 1)?;
-    conn.execute_batch("COMMIT")?;
-    Ok(())
 }
 
 /// The unfinished copy; removed in any case.

@@ -24,11 +24,25 @@ pub use crate::sql::claim::How;
 /// receipt decides whether that still counts: if the message was taken back, claimed again or cancelled meanwhile, the call
 /// changes nothing and says so.
 #[must_use = "dropping a claim settles nothing: the message stays held until its lease runs out"]
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Claim {
     worker: Worker,
     queue: String,
     taken: Taken,
+}
+
+impl fmt::Debug for Claim {
+    /// Without the payload, which may be large, or nobody's business.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Claim")
+            .field("receipt", &format_args!("{}", self.receipt()))
+            .field("queue", &self.queue)
+            .field("worker", &self.worker.label())
+            .field("how", &self.how())
+            .field("attempts", &self.attempts())
+            .field("payload_bytes", &self.payload().len())
+            .finish_non_exhaustive()
+    }
 }
 
 /// The reason that a deferral is stored with unless another is given.

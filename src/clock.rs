@@ -153,12 +153,12 @@ impl Default for Clock {
     }
 }
 
-/// Whole milliseconds, at most the last accepted instant.
+/// Whole milliseconds, at most the last accepted instant. Rounded up, so that no wait is shorter than it was meant to be.
 pub(crate) fn millis(span: Duration) -> i64 {
-    i64::try_from(span.as_millis()).unwrap_or(INSTANT_MAX).min(INSTANT_MAX)
+    i64::try_from(span.as_nanos().div_ceil(1_000_000)).unwrap_or(INSTANT_MAX).min(INSTANT_MAX)
 }
 
-/// Unix ms of an instant; before 1970 counts as 0.
+/// Unix ms of an instant, rounded up; before 1970 counts as 0.
 pub(crate) fn unix_ms(at: SystemTime) -> i64 {
     at.duration_since(UNIX_EPOCH).map_or(0, millis)
 }
@@ -170,7 +170,8 @@ pub(crate) fn span(from: i64, to: i64) -> Duration {
 
 #[allow(clippy::disallowed_methods, reason = "this is the one place that reads the wall clock")]
 fn system_wall() -> i64 {
-    unix_ms(SystemTime::now())
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_millis()).unwrap_or(INSTANT_MAX)
 }
 
 #[cfg(any(target_os = "linux", target_os = "android"))]

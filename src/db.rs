@@ -13,6 +13,7 @@ use rusqlite::{Connection, ErrorCode, MAIN_DB, OpenFlags};
 use crate::clock::{Clock, Now, Stopwatch};
 use crate::error::{Error, Result};
 use crate::options::Options;
+use crate::random;
 use crate::sql::meta;
 
 /// The version of schema.sql. A step to the next one is appended to [`migrate`].
@@ -123,32 +124,71 @@ pub(crate) fn checkpoint_on_close(conn: &Connection, on: bool) -> Result<()> {
     Ok(())
 }
 
+/// An open store: the connection that writes, and what its tables say of it.
+pub(crate) struct Opened {
+    pub(crate) conn: Connection,
+    pub(crate) boot: Boot,
+    pub(crate) store_id: String,
+    /// Whether relet made the file, so that it may be shrunk.
+    pub(crate) owned: bool,
+    /// Which file it is; `None` in memory.
+    pub(crate) identity: Option<Identity>,
+}
+
 /// Opens a file for writing, creates and lays it out where it is new, migrates it where it is old.
-pub(crate) fn open(path: &Path, options: &Options) -> Result<(Connection, Boot)> {
+pub(crate) fn open(path: &Path, options: &Options) -> Result<Opened> {
     check_sqlite(options)?;
     if !path.exists() {
         create(path, options.private)?;
     }
-    let conn = connect(path, options)?;
-    let refuse = |detail: &str| Error::ReadOnly { path: path.to_owned(), detail: detail.into() };
-    if conn.is_readonly(MAIN_DB)? {
-        return Err(refuse("its permissions allow reading only"));
+    check_writable(path)?;
+    // Before the file is opened: if it is replaced in between, the first commit will find out.
+    let identity = identity(path);
+    let mut found = None;
+    let opened = patiently(options.busy_wait, || {
+        let conn = connect(path, options)?;
+        if conn.is_readonly(MAIN_DB)? {
+            return Err(Error::ReadOnly { path: path.to_owned(), detail: "it can be read only".into() });
+        }
+        check_version(&conn)?;
+        found = Some(journal_mode(&conn)?);
+        set_wal(&conn, path)?;
+        found = None;
+        let mut opened = lay_out(conn, &options.clock)?;
+        opened.identity = identity;
+        checkpoint_on_close(&opened.conn, options.checkpoints)?;
+        Ok(opened)
+    });
+    opened.map_err(|error| match (error, found) {
+        (Error::Busy { .. }, Some(mode)) if mode != "wal" => Error::NotWal { path: path.to_owned(), mode },
+        (error, _) => cannot_write(path, error),
+    })
+}
+
+/// Asks the system before SQLite does, which would leave a log and an index beside a file that it cannot write.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn check_writable(path: &Path) -> Result<()> {
+    use rustix::fs::{Access, AtFlags, CWD, accessat};
+    for (place, what) in [(path, "the file"), (path.parent().unwrap_or(path), "its folder")] {
+        if let Err(error) = accessat(CWD, place, Access::WRITE_OK, AtFlags::EACCESS) {
+            let detail = format!("{what} cannot be written: {error}");
+            return Err(Error::ReadOnly { path: path.to_owned(), detail });
+        }
     }
-    patiently(options.busy_wait, || check_version(&conn).map_err(|error| cannot_write(path, error)))?;
-    patiently(options.busy_wait, || set_wal(&conn, path))?;
-    let boot =
-        patiently(options.busy_wait, || lay_out(&conn, &options.clock).map_err(|error| cannot_write(path, error)))?;
-    checkpoint_on_close(&conn, options.checkpoints)?;
-    Ok((conn, boot))
+    Ok(())
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+fn check_writable(_: &Path) -> Result<()> {
+    Ok(())
 }
 
 /// A store in memory: one connection, laid out.
-pub(crate) fn open_in_memory(options: &Options) -> Result<(Connection, Boot)> {
+pub(crate) fn open_in_memory(options: &Options) -> Result<Opened> {
     check_sqlite(options)?;
     let conn = Connection::open_in_memory()?;
     configure(&conn)?;
-    let boot = lay_out(&conn, &options.clock)?;
-    Ok((conn, boot))
+    lay_out(conn, &options.clock)
 }
 
 /// Runs `step` until it is not busy, for at most `wait`.
@@ -201,15 +241,18 @@ fn check_version(conn: &Connection) -> Result<Option<i64>> {
     Ok(Some(found))
 }
 
+fn journal_mode(conn: &Connection) -> Result<String> {
+    Ok(conn.query_row("PRAGMA journal_mode", [], |row| row.get(0))?)
+}
+
 fn set_wal(conn: &Connection, path: &Path) -> Result<()> {
-    let mode = |sql: &str| conn.query_row(sql, [], |row| row.get::<_, String>(0));
-    let mut found = mode("PRAGMA journal_mode")?;
+    let mut found = journal_mode(conn)?;
     if found != "wal" {
         if meta::is_empty(conn)? {
             // Only an empty file can be told to give freed pages back.
             conn.execute_batch("PRAGMA auto_vacuum = INCREMENTAL")?;
         }
-        found = mode("PRAGMA journal_mode = WAL").map_err(|error| cannot_write(path, error.into()))?;
+        found = conn.query_row("PRAGMA journal_mode = WAL", [], |row| row.get(0))?;
     }
     if found == "wal" { Ok(()) } else { Err(Error::NotWal { path: path.to_owned(), mode: found }) }
 }
@@ -223,21 +266,22 @@ pub(crate) struct Boot {
 }
 
 /// One transaction: the schema, the boot, and one real write, so that a file that cannot be written is refused here.
-fn lay_out(conn: &Connection, clock: &Clock) -> Result<Boot> {
+fn lay_out(conn: Connection, clock: &Clock) -> Result<Opened> {
     conn.execute_batch("BEGIN IMMEDIATE")?;
-    let done = (|| {
-        migrate(conn)?;
-        let now = clock.now();
-        let boot = note_boot(conn, clock)?;
-        mend_waits(conn, now)?;
-        meta::touch(conn)?;
+    let laid_out = (|| {
+        migrate(&conn)?;
+        let boot = note_boot(&conn, clock)?;
+        mend_waits(&conn, clock.now())?;
+        meta::touch(&conn)?;
+        let store_id = meta::need(&conn, "store_id")?;
+        let owned = meta::get(&conn, "owned")?.unwrap_or(false);
         conn.execute_batch("COMMIT")?;
-        Ok(boot)
+        Ok((boot, store_id, owned))
     })();
-    if done.is_err() && !conn.is_autocommit() {
+    if laid_out.is_err() && !conn.is_autocommit() {
         let _ = conn.execute_batch("ROLLBACK");
     }
-    done
+    laid_out.map(|(boot, store_id, owned)| Opened { conn, boot, store_id, owned, identity: None })
 }
 
 /// Brings the schema to this code's version, inside a transaction: two processes that open at once both succeed.
@@ -248,7 +292,7 @@ fn migrate(conn: &Connection) -> Result<()> {
     let owned = meta::is_empty(conn)?;
     meta::create(conn)?;
     meta::set(conn, "schema_version", SCHEMA_VERSION)?;
-    meta::set(conn, "store_id", format!("{:032x}", fastrand::u128(..)))?;
+    meta::set(conn, "store_id", random::name())?;
     meta::set(conn, "owned", owned)?;
     meta::set(conn, "touched", 0)
 }
@@ -319,11 +363,29 @@ pub(crate) fn open_read_only(path: &Path, options: &Options) -> Result<Readers> 
     match check_version(&conn) {
         Ok(Some(_)) => readers(path, options),
         Ok(None) => Err(refuse("it is a database, but no relet store; open it for writing once".into())),
-        Err(Error::Sqlite(error)) if error.sqlite_error_code() == Some(ErrorCode::CannotOpen) => Err(refuse(format!(
-            "its log cannot be read or made ({error}): a store in a read-only folder can be looked at only after it was closed cleanly and copied, or while another process has it open"
-        ))),
+        Err(Error::Sqlite(error))
+            if matches!(error.sqlite_error_code(), Some(ErrorCode::CannotOpen | ErrorCode::ReadOnly)) =>
+        {
+            Err(refuse(format!(
+                "its log cannot be read or made ({error}): in a folder that cannot be written, a store can be looked at only while another process has it open"
+            )))
+        }
+        Err(Error::Corrupt { detail }) => Err(refuse(detail)),
         Err(error) => Err(error),
     }
+}
+
+/// Makes a copy a store of its own: a token that the original or another copy issues from now on must not be worth anything
+/// in it. So its epoch is not the next one, which the original may come to as well, but some later one.
+pub(crate) fn make_own(copy: &Path) -> Result<()> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let conn = Connection::open_with_flags(copy, flags)?;
+    conn.execute_batch("PRAGMA journal_mode = DELETE; PRAGMA synchronous = FULL; BEGIN IMMEDIATE")?;
+    let later = i64::from(random::bits() as u32) + 2;
+    meta::set(&conn, "epoch", meta::need::<i64>(&conn, "epoch")? + later)?;
+    meta::set(&conn, "store_id", random::name())?;
+    conn.execute_batch("COMMIT")?;
+    Ok(())
 }
 
 fn cannot_open(path: &Path, error: &rusqlite::Error) -> Error {
@@ -344,6 +406,7 @@ fn cannot_write(path: &Path, error: Error) -> Error {
                 detail: format!("the file, or the log beside it, cannot be written: {inner}"),
             }
         }
+        Error::Corrupt { detail } => Error::Open { path: path.to_owned(), detail: detail.clone() },
         _ => error,
     }
 }

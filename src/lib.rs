@@ -10,6 +10,7 @@ mod error;
 mod message;
 mod options;
 mod queue;
+mod random;
 mod receipt;
 mod reserve;
 mod retry;

@@ -194,7 +194,7 @@ impl Message {
         Message { max_attempts: Some(max), ..self }
     }
 
-    /// How often it may be deferred before it is given up; 1,000 unless set, at least 1.
+    /// At which deferral it is given up: the last of so many makes a dead letter of it; 1,000 unless set, at least 1.
     pub fn max_deferrals(self, max: u32) -> Message {
         Message { max_deferrals: Some(max), ..self }
     }

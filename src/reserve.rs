@@ -9,6 +9,8 @@ use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::path::PathBuf;
 
+use crate::random;
+
 /// Bytes written at once.
 const BLOCK: usize = 64 << 10;
 
@@ -53,7 +55,7 @@ impl Reserve {
     /// Written under a name of its own first, so that another process never takes half a reserve for a whole one.
     fn make(&self) -> io::Result<()> {
         let mut name = self.path.as_os_str().to_owned();
-        name.push(format!(".{:016x}", fastrand::u64(..)));
+        name.push(format!(".{:016x}", random::bits()));
         let part = PathBuf::from(name);
         let made = self.fill(&part).and_then(|()| std::fs::rename(&part, &self.path));
         if made.is_err() {

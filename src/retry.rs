@@ -40,17 +40,18 @@ impl Retry {
 
     /// By how much the wait grows from one failure to the next. Below 1, and where it is not a number, it counts as 1.
     pub fn factor(self, factor: f64) -> Retry {
-        Retry { factor, ..self }
+        // What is stored must be a number that can be read back.
+        Retry { factor: if factor.is_nan() { 1.0 } else { factor.clamp(1.0, f64::MAX) }, ..self }
     }
 
     /// The share of the wait, 0.0 to 1.0, by which it may be shortened at random. 0.2 unless set.
     pub fn jitter(self, jitter: f64) -> Retry {
-        Retry { jitter, ..self }
+        Retry { jitter: if jitter.is_nan() { 0.0 } else { jitter.clamp(0.0, 1.0) }, ..self }
     }
 
     /// The wait after `failures` earlier failures (0 for the first one), before jitter. Never shorter than for fewer failures, never longer than the cap.
     pub fn delay(&self, failures: u32) -> Duration {
-        // `max` also turns a factor that is not a number into 1.
+        // Once more, since a stored policy may have been written by hand.
         let growth = self.factor.max(1.0).powf(f64::from(failures));
         let seconds = self.base.as_secs_f64() * growth;
         // Infinite, or not a number (zero base, infinite growth): compare so that both end in range.

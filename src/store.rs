@@ -12,6 +12,7 @@ use crate::error::{Error, Result};
 use crate::message::{MessageId, check_name};
 use crate::options::{Options, check_lease};
 use crate::queue::Queue;
+use crate::random;
 use crate::receipt::Receipt;
 use crate::sql::settle::{Settle, Settled};
 use crate::sql::{self, Defaults, Tx, meta};
@@ -89,11 +90,10 @@ impl Options {
     pub fn open(self, path: impl AsRef<Path>) -> Result<Store> {
         self.check()?;
         let path = db::resolve(path.as_ref())?;
-        let (conn, boot) = db::open(&path, &self)?;
-        let store_id = meta::need(&conn, "store_id")?;
+        let opened = db::open(&path, &self)?;
+        let (store_id, identity) = (opened.store_id.clone(), opened.identity);
         let readers = db::readers(&path, &self)?;
-        let writer = Writer::new(conn, boot, self.clone(), Some(path.clone()))?;
-        let identity = db::identity(&path);
+        let writer = Writer::new(opened, self.clone(), Some(path.clone()));
         let inner =
             Inner { readers: Some(readers), writer: Some(writer), options: self, path: Some(path), identity, store_id };
         Ok(Store { inner: Arc::new(inner) })
@@ -105,9 +105,9 @@ impl Options {
     /// [`Error::SqliteTooOld`], and options that are out of range.
     pub fn open_in_memory(self) -> Result<Store> {
         self.check()?;
-        let (conn, boot) = db::open_in_memory(&self)?;
-        let store_id = meta::need(&conn, "store_id")?;
-        let writer = Writer::new(conn, boot, self.clone(), None)?;
+        let opened = db::open_in_memory(&self)?;
+        let store_id = opened.store_id.clone();
+        let writer = Writer::new(opened, self.clone(), None);
         let inner = Inner { readers: None, writer: Some(writer), options: self, path: None, identity: None, store_id };
         Ok(Store { inner: Arc::new(inner) })
     }
@@ -189,7 +189,7 @@ impl Store {
     /// # Errors
     /// As [`Store::worker`].
     pub fn worker_unnamed(&self) -> Result<Worker> {
-        self.worker(&format!("unnamed-{:032x}", fastrand::Rng::new().u128(..)))
+        self.worker(&format!("unnamed-{}", random::name()))
     }
 
     /// A worker without an incarnation: its claims are known by label and lease alone, and any process may go on with them under the same label. For programs that live shorter than their claims, such as the command line.
@@ -294,13 +294,14 @@ impl Store {
         self.write(Need::Settle, move |tx| sql::dead::redrive(tx, id.get()))
     }
 
-    /// Redrives every dead letter of a queue, or of all, in the order of their ids and in steps: others go on meanwhile.
+    /// Redrives every dead letter of a queue, or of all, in the order of their deaths and in steps: others go on meanwhile, and what dies meanwhile stays dead.
     ///
     /// # Errors
     /// What was redriven before the error stays so.
     pub fn redrive_all(&self, queue: Option<&str>) -> Result<Redriven> {
         let mut all = Redriven::default();
-        let mut after = 0;
+        let mut after = (0, 0);
+        let until = self.inner.options.clock.now().wall;
         loop {
             let queue = queue.map(str::to_owned);
             let step = self.write(Need::Settle, move |tx| {
@@ -311,12 +312,14 @@ impl Store {
                     },
                     None => None,
                 };
-                let ids = sql::dead::page(tx.conn, queue, after, STEP)?;
-                ids.into_iter().map(|id| Ok((id, item(sql::dead::redrive(tx, id))?))).collect::<Result<Vec<_>>>()
+                let page = sql::dead::page(tx.conn, queue, after, until, STEP)?;
+                page.into_iter()
+                    .map(|place| Ok((place, item(sql::dead::redrive(tx, place.1))?)))
+                    .collect::<Result<Vec<_>>>()
             })?;
             let Some((last, _)) = step.last() else { return Ok(all) };
             after = *last;
-            for (id, outcome) in step {
+            for ((_, id), outcome) in step {
                 match outcome {
                     Ok(()) => all.redriven.push(MessageId::new(id)),
                     Err(error) => all.refused.push((MessageId::new(id), error)),
@@ -470,6 +473,7 @@ impl Store {
 
     /// Runs `op` inside the application's own transaction; what fails undoes itself alone.
     pub(crate) fn join<T>(&self, conn: &Connection, op: impl FnOnce(&mut Tx<'_>) -> Result<T>) -> Result<T> {
+        self.writer()?;
         if conn.is_autocommit() {
             return Err(Error::NotImmediate);
         }
@@ -488,15 +492,8 @@ impl Store {
             retention: options.retention,
         };
         let epoch = meta::need(conn, "epoch")?;
-        let mut tx = Tx::new(conn, options.clock.now(), defaults, epoch, 0);
-        conn.execute_batch("SAVEPOINT relet")?;
-        let outcome = op(&mut tx).and_then(|value| tx.finish().map(|()| value));
-        let end = if outcome.is_ok() { "RELEASE relet" } else { "ROLLBACK TO relet; RELEASE relet" };
-        // Where SQLite has rolled everything back by itself there is no savepoint left; the outcome says why.
-        let ended = if conn.is_autocommit() { Ok(()) } else { conn.execute_batch(end) };
-        let value = outcome?;
-        ended?;
-        Ok(value)
+        let tx = Tx::new(conn, options.clock.now(), defaults, epoch, 0);
+        tx.nested(op)
     }
 }
 
@@ -504,7 +501,12 @@ impl Inner {
     fn read<T>(&self, look: impl FnOnce(&Connection, Now) -> Result<T>) -> Result<T> {
         self.with_reader(|conn| {
             let transaction = conn.unchecked_transaction()?;
-            let value = look(&transaction, self.options.clock.now())?;
+            let mut now = self.options.clock.now();
+            // Nothing has been written since the machine was restarted: every lease in the file has run out.
+            if meta::get::<String>(&transaction, "boot_id")?.as_deref() != Some(&*self.options.clock.boot()) {
+                now.awake = i64::MAX;
+            }
+            let value = look(&transaction, now)?;
             transaction.commit()?;
             Ok(value)
         })

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::message::MessageId;
+use crate::message::{CRASHES_MAX, MessageId};
 use crate::receipt::Receipt;
 use crate::retry::Retry;
 use crate::state::{Route, Status};
@@ -50,7 +50,7 @@ pub struct Snapshot {
     pub redrives: u32,
     /// How often it is tried.
     pub max_attempts: u32,
-    /// How often it may be deferred.
+    /// At which deferral it is given up.
     pub max_deferrals: u32,
     /// Its own backoff, where it has one.
     pub retry: Option<Retry>,
@@ -226,7 +226,7 @@ pub enum Why {
         /// What is left of its lease.
         lease_left: Duration,
     },
-    /// A worker held it, but that claim is void (its lease ran out, the worker or the machine was restarted): the next claim takes it.
+    /// A worker held it, but that claim is void (its lease ran out, the worker or the machine was restarted): the next claim takes it, or makes a dead letter of it where a budget is spent.
     Void {
         /// The worker.
         by: String,
@@ -279,6 +279,12 @@ impl fmt::Display for Why {
         match self {
             Why::Ready => write!(f, "ready: the next claim that reaches it gets it"),
             Why::Held { by, lease_left } => write!(f, "held by worker {by:?} for another {lease_left:?}"),
+            Why::Void { by, crashes } if *crashes >= CRASHES_MAX => {
+                write!(
+                    f,
+                    "the claim of worker {by:?} is void: the next claim makes a dead letter of it, after {crashes} crashes"
+                )
+            }
             Why::Void { by, crashes } => {
                 write!(f, "the claim of worker {by:?} is void: the next claim takes it, as crash {crashes}")
             }

@@ -26,7 +26,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use rusqlite::{Connection, ErrorCode};
 
 use crate::clock::Stopwatch;
-use crate::db::{self, Boot, Identity, PAUSE_MAX, Patience};
+use crate::db::{self, Boot, Identity, Opened, PAUSE_MAX, Patience};
 use crate::error::{Error, Result};
 use crate::options::{Durability, Options};
 use crate::reserve::Reserve;
@@ -287,14 +287,14 @@ thread_local! {
 }
 
 impl Writer {
-    pub(crate) fn new(conn: Connection, boot: Boot, options: Options, path: Option<PathBuf>) -> Result<Writer> {
-        let owned = meta::get(&conn, "owned")?.unwrap_or(false);
+    pub(crate) fn new(opened: Opened, options: Options, path: Option<PathBuf>) -> Writer {
+        let Opened { conn, boot, owned, identity, .. } = opened;
         let mut seat = Seat {
             conn,
             sync: None,
             boot,
             wall_seen: 0,
-            identity: path.as_deref().and_then(db::identity),
+            identity,
             suspect: false,
             contended: None,
             next_checkpoint: CHECKPOINT_PAGES,
@@ -309,7 +309,7 @@ impl Writer {
         seat.adopt();
         seat.reserve.keep();
         let line = Line { waiting: VecDeque::new(), led: false };
-        Ok(Writer { line: Mutex::new(line), seat: Mutex::new(seat), options, path })
+        Writer { line: Mutex::new(line), seat: Mutex::new(seat), options, path }
     }
 
     /// Runs `op` in a transaction, with whatever else is waiting, and returns its result once that is committed.
@@ -481,11 +481,7 @@ impl Writer {
         }
         tx.finish()?;
         let durable_late = tx.durable && sync == Sync::Free && self.options.durability == Durability::Full;
-        if let Some(path) = &self.path
-            && db::identity(path) != seat.identity
-        {
-            return Err(Error::FileReplaced { path: path.clone() });
-        }
+        self.check_file(seat)?;
         self.commit(seat)?;
         seat.boot = boot;
         seat.wall_seen = now.wall;
@@ -493,6 +489,14 @@ impl Writer {
             self.make_durable(seat)?;
         }
         Ok(Try::Committed)
+    }
+
+    /// A file that was deleted or replaced would go on taking commits, and they would be gone.
+    fn check_file(&self, seat: &Seat) -> Result<()> {
+        match &self.path {
+            Some(path) if db::identity(path) != seat.identity => Err(Error::FileReplaced { path: path.clone() }),
+            _ => Ok(()),
+        }
     }
 
     fn commit(&self, seat: &mut Seat) -> Result<()> {
@@ -509,15 +513,20 @@ impl Writer {
     }
 
     /// Makes what was just committed durable: one more commit that is, since a durable commit covers those before it. Where
-    /// another process keeps the lock, its next commit or ours does that; what was committed stands either way.
+    /// another process keeps the lock, or the disk is full, its next commit or ours does that: what was committed stands, so
+    /// nothing but a failure of the disk may be told.
     fn make_durable(&self, seat: &mut Seat) -> Result<()> {
-        seat.set_sync(Sync::Durable)?;
-        match self.begin(seat, self.options.busy_wait) {
-            Err(Error::Busy { .. }) => return Ok(()),
-            begun => begun?,
+        let done = (|| {
+            seat.set_sync(Sync::Durable)?;
+            self.begin(seat, self.options.busy_wait)?;
+            meta::touch(&seat.conn)?;
+            self.commit(seat)
+        })();
+        roll_back(seat);
+        match done {
+            Err(error @ Error::Indeterminate { .. }) => Err(error),
+            _ => Ok(()),
         }
-        meta::touch(&seat.conn)?;
-        self.commit(seat)
     }
 
     /// After a commit that failed in the disk, the connection's picture of the file is not to be trusted: a new one is
@@ -552,7 +561,7 @@ impl Writer {
     /// What the leader does for the file after it has answered: a checkpoint when the log is long, and now and then a
     /// step of pruning and shrinking. Errors are kept for stats; they are no caller's business.
     fn maintain(&self, seat: &mut Seat) {
-        if self.path.is_none() || seat.suspect {
+        if seat.suspect {
             return;
         }
         let pages = WAL_PAGES.get();
@@ -567,7 +576,7 @@ impl Writer {
             seat.maintained = Stopwatch::start();
             seat.reserve.keep();
             let _ = self.attempt(seat, Duration::ZERO, &mut [&mut Task::new(Need::Claim, prune::step)]);
-            if seat.owned {
+            if seat.owned && self.path.is_some() {
                 let _ = shrink(&seat.conn, SHRINK_STEP);
             }
         }
@@ -586,6 +595,7 @@ impl Writer {
     /// Empties the log into the file, if no reader holds it back. Returns whether it was emptied.
     pub(crate) fn checkpoint(&self) -> Result<bool> {
         let mut seat = self.seat.lock();
+        self.check_file(&seat)?;
         seat.set_sync(Sync::Durable)?;
         Ok(!checkpoint(&seat.conn, "TRUNCATE")?.busy)
     }
@@ -681,8 +691,7 @@ mod tests {
 
     fn in_memory() -> Writer {
         let options = Options::default();
-        let (conn, boot) = db::open_in_memory(&options).unwrap();
-        Writer::new(conn, boot, options, None).unwrap()
+        Writer::new(db::open_in_memory(&options).unwrap(), options, None)
     }
 
     fn enqueue(writer: &Writer, payload: &str) -> Result<()> {

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 /// The floors, from below. A file may name those below it, and its neighbours.
 const FLOORS: [&[&str]; 5] = [
-    &["error", "message", "receipt", "state", "retry", "clock", "options", "view"],
+    &["error", "message", "receipt", "state", "retry", "clock", "options", "view", "random"],
     &["db", "sql", "reserve"],
     &["writer"],
     &["store", "queue", "claim", "worker", "backup"],

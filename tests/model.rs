@@ -287,6 +287,7 @@ impl Model {
                 (row.status, row.worker, row.lease_until, row.due) = (back, None, None, None);
                 back
             }
+            Settle::Extend { .. } if row.lease_until == Some(i64::MIN) => return None,
             Settle::Extend { lease } => {
                 row.lease_until = row.lease_until.max(Some(self.awake + lease.as_millis() as i64));
                 Status::Processing

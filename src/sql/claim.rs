@@ -18,7 +18,7 @@ use crate::message::CRASHES_MAX;
 use crate::options::DEFERRAL_GRACE;
 use crate::receipt::Receipt;
 use crate::sql::dead::By;
-use crate::sql::{Record, Tx, dead, groups, queues, retry_queue};
+use crate::sql::{Record, Tx, WaitsFor, dead, groups, meta, queues, retry_queue};
 use crate::state::{Event, Route, Status};
 
 /// Who claims.
@@ -96,11 +96,11 @@ pub(crate) enum Next {
 }
 
 /// Due messages that join the ready index, and void claims that are taken back, in one claim: so that no claim is long.
-const STEP_MAX: usize = 256;
+const STEP_MAX: usize = 1000;
 
 /// May this worker have this message now? If so, how.
 pub(crate) fn judge(
-    tx_conn: &rusqlite::Connection,
+    conn: &rusqlite::Connection,
     now: Now,
     record: &Record,
     who: &Who,
@@ -113,12 +113,15 @@ pub(crate) fn judge(
     }
     let due_in_future = record.due_at.filter(|due| *due > now.wall);
     let Some(owner) = &record.worker else {
-        if record.waits_for_group {
-            let group = record.group.as_deref().unwrap_or_default();
-            let behind = groups::turn_of(tx_conn, record.queue, group)?.map_or(record.id, |(id, _)| id);
-            return Ok(Err(Obstacle::Group { behind }));
-        }
-        return Ok(due_in_future.map_or(Ok(How::Claimed), |until| Err(Obstacle::Due { until })));
+        return Ok(match (record.waits_for, due_in_future) {
+            (Some(WaitsFor::Group), _) => {
+                let group = record.group.as_deref().unwrap_or_default();
+                let behind = groups::turn_of(conn, record.queue, group)?.map_or(record.id, |(id, _)| id);
+                Err(Obstacle::Group { behind })
+            }
+            (Some(WaitsFor::Due), Some(until)) => Err(Obstacle::Due { until }),
+            _ => Ok(How::Claimed),
+        });
     };
     let mine = **owner == *who.label;
     let same_start = mine && record.incarnation == who.incarnation;
@@ -152,6 +155,7 @@ pub(crate) fn abandoned_at(record: &Record) -> i64 {
 /// Claims this very message.
 pub(crate) fn claim_id(tx: &mut Tx<'_>, id: i64, who: &Who) -> Result<ById> {
     const DEAD: ById = ById::Not(Obstacle::Finished(Status::Dead));
+    meta::restart_waits(tx.conn, tx.now.wall)?;
     let Some((mut record, payload)) = Record::load_whole(tx.conn, id)? else { return Ok(ById::NotFound) };
     let how = match judge(tx.conn, tx.now, &record, who)? {
         Ok(how) => how,
@@ -165,6 +169,9 @@ pub(crate) fn claim_id(tx: &mut Tx<'_>, id: i64, who: &Who) -> Result<ById> {
         match take_back(tx, &record)? {
             Some(taken_back) => record = taken_back,
             None => return Ok(DEAD),
+        }
+        if dead::give_up_if_spoiled(tx, &record, &payload)? {
+            return Ok(DEAD);
         }
         // Back in its group's line it may stand behind a member that was redriven meanwhile.
         if let Err(obstacle) = judge(tx.conn, tx.now, &record, who)? {
@@ -183,8 +190,13 @@ pub(crate) fn claim_next(tx: &mut Tx<'_>, queue: &str, who: &Who) -> Result<Next
     let Some(queue) = queues::find(tx.conn, queue)? else { return Ok(Next::Nothing) };
     for _ in 0..STEP_MAX {
         let look = Look::at(tx, queue.id, who)?;
-        if look.due {
-            promote_due(tx, queue.id)?;
+        if look.ahead {
+            meta::restart_waits(tx.conn, tx.now.wall)?;
+            continue;
+        }
+        // What has become due joins the line before anything is handed out, or the order would not hold.
+        if look.due && promote_due(tx, queue.id)? == STEP_MAX {
+            return Ok(Next::Again);
         }
         if look.void || look.own_deferred {
             let candidate = own(tx, queue.id, who)?;
@@ -197,8 +209,8 @@ pub(crate) fn claim_next(tx: &mut Tx<'_>, queue: &str, who: &Who) -> Result<Next
                 continue; // It died instead: look again.
             }
         }
-        if look.void || look.abandoned {
-            take_back_some(tx, queue.id)?;
+        if (look.void || look.abandoned) && take_back_some(tx, queue.id)? >= STEP_MAX {
+            return Ok(Next::Again);
         }
         // What has just become ready counts as well.
         let look = if look.cleared_the_way() { Look::at(tx, queue.id, who)? } else { look };
@@ -220,6 +232,8 @@ pub(crate) fn claim_next(tx: &mut Tx<'_>, queue: &str, who: &Who) -> Result<Next
 
 /// What a claim sees of a queue in one statement: seeks only, so it costs the same whatever lies in the file.
 struct Look {
+    /// A wait was set by a clock that is ahead of this one.
+    ahead: bool,
     due: bool,
     void: bool,
     abandoned: bool,
@@ -250,7 +264,9 @@ impl Look {
             (SELECT id FROM main.relet_messages INDEXED BY relet_ready
               WHERE queue = ?1 AND status = 'pending_local' AND worker_id IS NULL AND waits_for IS NULL
                 AND finished_at IS NULL
-              ORDER BY priority DESC, id LIMIT 1)";
+              ORDER BY priority DESC, id LIMIT 1),
+            EXISTS (SELECT 1 FROM main.relet_messages INDEXED BY relet_parked
+                     WHERE parked_at IS NOT NULL AND parked_at > ?2)";
         let abandoned = tx.now.wall.saturating_sub(millis(DEFERRAL_GRACE));
         let mut look = tx.conn.prepare_cached(SQL)?.query_row(
             params![queue, tx.now.wall, tx.now.awake, abandoned, &*who.label],
@@ -260,6 +276,7 @@ impl Look {
                     void: row.get(1)?,
                     abandoned: row.get(2)?,
                     own_deferred: row.get(3)?,
+                    ahead: row.get(8)?,
                     heads: [row.get(4)?, row.get(5)?, row.get(6)?, row.get(7)?],
                 })
             },
@@ -323,12 +340,11 @@ fn own(tx: &Tx<'_>, queue: i64, who: &Who) -> Result<Option<(Record, Vec<u8>, Ho
     Ok(None)
 }
 
-/// Moves what has become due into the ready index. At most [`STEP_MAX`].
-fn promote_due(tx: &mut Tx<'_>, queue: i64) -> Result<()> {
+/// Moves what has become due into the ready index. Returns how many, at most [`STEP_MAX`].
+fn promote_due(tx: &mut Tx<'_>, queue: i64) -> Result<usize> {
     const FIND: &str = "SELECT id FROM main.relet_messages INDEXED BY relet_due
                          WHERE queue = ?1 AND waits_for = 'due' AND due_at <= ?2 ORDER BY due_at LIMIT ?3";
-    const PROMOTE: &str =
-        "UPDATE main.relet_messages SET waits_for = NULL, due_at = NULL, parked_at = NULL WHERE id = ?1";
+    const PROMOTE: &str = "UPDATE main.relet_messages SET waits_for = NULL, parked_at = NULL WHERE id = ?1";
     const UNQUEUE: &str = "DELETE FROM main.relet_retry_queue WHERE message = ?1";
     let due = ids(tx, FIND, params![queue, tx.now.wall, STEP_MAX as i64])?;
     for id in &due {
@@ -336,11 +352,12 @@ fn promote_due(tx: &mut Tx<'_>, queue: i64) -> Result<()> {
         let rows = tx.conn.prepare_cached(UNQUEUE)?.execute([id])?;
         tx.count_retrying(queue, -(rows as i64));
     }
-    Ok(())
+    Ok(due.len())
 }
 
-/// Takes back void claims, and deferred messages whose worker has not come for them. At most [`STEP_MAX`] of each.
-fn take_back_some(tx: &mut Tx<'_>, queue: i64) -> Result<()> {
+/// Takes back void claims, and deferred messages whose worker has not come for them. Returns how many, at most [`STEP_MAX`]
+/// of each.
+fn take_back_some(tx: &mut Tx<'_>, queue: i64) -> Result<usize> {
     const VOID: &str = "SELECT id FROM main.relet_messages INDEXED BY relet_leases
                          WHERE queue = ?1 AND lease_until IS NOT NULL AND lease_until <= ?2
                          ORDER BY lease_until LIMIT ?3";
@@ -354,7 +371,7 @@ fn take_back_some(tx: &mut Tx<'_>, queue: i64) -> Result<()> {
             take_back(tx, &record)?;
         }
     }
-    Ok(())
+    Ok(found.len())
 }
 
 fn ids(tx: &Tx<'_>, sql: &str, params: impl rusqlite::Params) -> Result<Vec<i64>> {

@@ -38,7 +38,7 @@ pub(crate) fn give_up(
 
 /// Gives up what must not be handed out: its time to live is over, or its payload is not the one that was enqueued.
 pub(crate) fn give_up_if_spoiled(tx: &mut Tx<'_>, record: &Record, payload: &[u8]) -> Result<bool> {
-    let reason = if record.worker.is_none() && record.expires_at.is_some_and(|at| at <= tx.now.wall) {
+    let reason = if record.is_expired(tx.now.wall) {
         EXPIRED
     } else if payload.len() as i64 != record.payload_bytes || crc32fast::hash(payload) != record.payload_crc {
         tx.durable = true;
@@ -120,13 +120,21 @@ pub(crate) fn redrive(tx: &mut Tx<'_>, id: i64) -> Result<()> {
     groups::settle_turn(tx, record.queue, record.group.as_deref())
 }
 
-/// Dead letters after `after`, in the order of their ids, of one queue or of all.
-pub(crate) fn page(conn: &Connection, queue: Option<i64>, after: i64, limit: usize) -> Result<Vec<i64>> {
-    const SQL: &str = "SELECT id FROM main.relet_messages INDEXED BY relet_finished
-                        WHERE status = 'dead' AND finished_at IS NOT NULL AND id > ?2 AND (?1 IS NULL OR queue = ?1)
-                        ORDER BY id LIMIT ?3";
+/// A page of dead letters that died up to `until`, in the order of their deaths: each one's instant and id, after `after`.
+pub(crate) fn page(
+    conn: &Connection,
+    queue: Option<i64>,
+    after: (i64, i64),
+    until: i64,
+    limit: usize,
+) -> Result<Vec<(i64, i64)>> {
+    const SQL: &str = "SELECT finished_at, id FROM main.relet_messages INDEXED BY relet_finished
+                        WHERE status = 'dead' AND finished_at IS NOT NULL AND (finished_at, id) > (?2, ?3)
+                          AND finished_at <= ?4 AND (?1 IS NULL OR queue = ?1)
+                        ORDER BY finished_at, id LIMIT ?5";
     let mut statement = conn.prepare_cached(SQL)?;
-    let rows = statement.query_map(params![queue, after, limit as i64], |row| row.get(0))?;
+    let read = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?));
+    let rows = statement.query_map(params![queue, after.0, after.1, until, limit as i64], read)?;
     Ok(rows.collect::<rusqlite::Result<_>>()?)
 }
 

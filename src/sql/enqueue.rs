@@ -5,8 +5,9 @@ use rusqlite::{Connection, OptionalExtension, params};
 use crate::clock::{INSTANT_MAX, millis};
 use crate::error::Result;
 use crate::message::{DEFERRALS_MAX, Enqueued, Message, MessageId, Start};
+use crate::sql::dead::{self, By};
 use crate::sql::queues::{self, QueueRow};
-use crate::sql::{Tx, groups};
+use crate::sql::{Record, Tx, groups};
 
 /// Largest payload that lies in its message's row. A claim rewrites that row, so larger ones lie beside it.
 pub(crate) const INLINE_MAX: usize = 2048;
@@ -29,13 +30,19 @@ fn insert(tx: &mut Tx<'_>, queue: &QueueRow, message: &Message) -> Result<Enqueu
          max_attempts, max_deferrals, retry, enqueued_at, payload_crc, payload_bytes, payload)
         VALUES (?1, ?2, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16)";
     const INSERT_LARGE: &str = "INSERT INTO main.relet_payloads (message, payload) VALUES (?1, ?2)";
+    let now = tx.now.wall;
     if let Some(key) = &message.key
         && let Some(id) = live_with_key(tx.conn, queue.id, key)?
     {
-        tx.touch = true;
-        return Ok(Enqueued { id: MessageId::new(id), existing: true });
+        // One that has expired will never be handed out, so it may not stand in the way of one that would be.
+        match Record::load(tx.conn, id)?.filter(|record| record.is_expired(now)) {
+            Some(expired) => dead::give_up(tx, &expired, Some(dead::EXPIRED), None, By::Another)?,
+            None => {
+                tx.touch = true;
+                return Ok(Enqueued { id: MessageId::new(id), existing: true });
+            }
+        }
     }
-    let now = tx.now.wall;
     let (due_at, parked_at) = match message.start {
         Start::Now => (None, None),
         Start::After(delay) => (Some(tx.now.after(delay)), Some(now)),

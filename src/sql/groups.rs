@@ -13,10 +13,14 @@ pub(crate) fn has_live_member(tx: &Tx<'_>, queue: i64, group: &str) -> Result<bo
 
 /// Gives the turn to whom it belongs: the member in `processing`, else the live one with the smallest id. Call it after any
 /// change of a member's status. What that member waits for (its due time), the group waits for.
-pub(crate) fn settle_turn(tx: &Tx<'_>, queue: i64, group: Option<&str>) -> Result<()> {
+pub(crate) fn settle_turn(tx: &mut Tx<'_>, queue: i64, group: Option<&str>) -> Result<()> {
     const PARK: &str = "UPDATE main.relet_messages SET waits_for = 'group' WHERE id = ?1";
-    const UNPARK: &str =
-        "UPDATE main.relet_messages SET waits_for = CASE WHEN due_at > ?2 THEN 'due' END WHERE id = ?1";
+    // A wait that is over does not begin again when the clock is set back: parked_at goes with it.
+    const UNPARK: &str = "UPDATE main.relet_messages
+                             SET waits_for = CASE WHEN due_at > ?2 THEN 'due' END,
+                                 parked_at = CASE WHEN due_at > ?2 THEN parked_at END
+                           WHERE id = ?1";
+    const UNQUEUE: &str = "DELETE FROM main.relet_retry_queue WHERE message = ?1 AND due_at <= ?2";
     let Some(group) = group else { return Ok(()) };
     let turn = turn_of(tx.conn, queue, group)?;
     if let Some((_, Status::Processing)) = turn {
@@ -29,6 +33,8 @@ pub(crate) fn settle_turn(tx: &Tx<'_>, queue: i64, group: Option<&str>) -> Resul
         None => 0,
     };
     tx.conn.prepare_cached(UNPARK)?.execute(params![first, tx.now.wall])?;
+    let over = tx.conn.prepare_cached(UNQUEUE)?.execute(params![first, tx.now.wall])?;
+    tx.count_retrying(queue, -(over as i64));
     Ok(())
 }
 

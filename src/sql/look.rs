@@ -152,23 +152,25 @@ pub(crate) fn retry_queue(conn: &Connection, queue: Option<&str>, limit: usize) 
 
 /// What has been in `processing` for `older_than` and more without a lease that runs, the oldest claim first.
 pub(crate) fn stuck(conn: &Connection, older_than: Duration, now: Now) -> Result<Vec<Stuck>> {
-    // Held, and the lease has run out; then deferred, and nobody has come for it.
+    // Held, and the lease has run out; then deferred, and nobody has come for it. Queue by queue, so that both are seeks.
+    // A claim that was made by a clock which was ahead counts as made now.
     const SQL: &str = "
         SELECT m.id, q.name, m.worker_id, m.claimed_at, m.lease_until, NULL, m.attempts
-          FROM main.relet_messages m INDEXED BY relet_leases JOIN main.relet_queues q ON q.id = m.queue
-         WHERE m.lease_until IS NOT NULL AND m.lease_until <= ?1 AND m.claimed_at <= ?3
+          FROM main.relet_queues q CROSS JOIN main.relet_messages m INDEXED BY relet_leases
+         WHERE m.queue = q.id AND m.lease_until IS NOT NULL AND m.lease_until <= ?1 AND min(m.claimed_at, ?4) <= ?3
         UNION ALL
         SELECT m.id, q.name, m.worker_id, m.claimed_at, NULL, r.due_at, m.attempts
-          FROM main.relet_retry_queue r INDEXED BY relet_retry_due
-          JOIN main.relet_messages m ON m.id = r.message JOIN main.relet_queues q ON q.id = r.queue
-         WHERE r.worker_id IS NOT NULL AND r.due_at <= ?2 AND m.claimed_at <= ?3
+          FROM main.relet_queues q CROSS JOIN main.relet_retry_queue r INDEXED BY relet_retry_due
+          JOIN main.relet_messages m ON m.id = r.message
+         WHERE r.queue = q.id AND r.worker_id IS NOT NULL AND r.due_at <= ?2 AND min(m.claimed_at, ?4) <= ?3
          ORDER BY 4, 1";
     let abandoned = now.wall.saturating_sub(millis(DEFERRAL_GRACE));
     let claimed = now.wall.saturating_sub(millis(older_than));
     let mut statement = conn.prepare_cached(SQL)?;
-    let rows = statement.query_map(params![now.awake, abandoned, claimed], |row| {
+    let rows = statement.query_map(params![now.awake, abandoned, claimed, now.wall], |row| {
         let overdue = match (row.get::<_, Option<i64>>(4)?, row.get::<_, Option<i64>>(5)?) {
-            (Some(0), _) => Duration::ZERO, // voided by a restart: when its lease would have ended is not known
+            // Voided by a restart of its worker or the machine: when its lease would have ended is not known.
+            (Some(lease_until), _) if lease_until == 0 || now.awake == i64::MAX => Duration::ZERO,
             (Some(lease_until), _) => span(lease_until, now.awake),
             (None, due_at) => span(due_at.unwrap_or(now.wall), now.wall),
         };
@@ -235,7 +237,7 @@ fn oldest_waiting(conn: &Connection, queue: i64, now: Now) -> Result<Option<Dura
                                 ORDER BY priority DESC LIMIT 1)
             FROM step WHERE step.priority IS NOT NULL
         )
-        SELECT min((SELECT enqueued_at FROM main.relet_messages INDEXED BY relet_ready
+        SELECT min((SELECT ifnull(due_at, enqueued_at) FROM main.relet_messages INDEXED BY relet_ready
                      WHERE queue = ?1 AND status = step.status AND priority = step.priority
                        AND worker_id IS NULL AND waits_for IS NULL AND finished_at IS NULL
                      ORDER BY id LIMIT 1))

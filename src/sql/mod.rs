@@ -55,6 +55,18 @@ impl<'c> Tx<'c> {
         Tx { conn, now, defaults, epoch, boot_mark, durable: false, touch: false, counts: queues::Counts::default() }
     }
 
+    /// Runs `op` and finishes, inside a transaction of somebody else's: what fails undoes itself alone.
+    pub(crate) fn nested<T>(mut self, op: impl FnOnce(&mut Tx<'_>) -> Result<T>) -> Result<T> {
+        self.conn.execute_batch("SAVEPOINT relet")?;
+        let outcome = op(&mut self).and_then(|value| self.finish().map(|()| value));
+        let end = if outcome.is_ok() { "RELEASE relet" } else { "ROLLBACK TO relet; RELEASE relet" };
+        // Where SQLite has rolled everything back by itself there is no savepoint left; the outcome says why.
+        let ended = if self.conn.is_autocommit() { Ok(()) } else { self.conn.execute_batch(end) };
+        let value = outcome?;
+        ended?;
+        Ok(value)
+    }
+
     /// Writes what the transaction has gathered. Call it once, right before the commit.
     pub(crate) fn finish(&mut self) -> Result<()> {
         std::mem::take(&mut self.counts).write(self.conn)?;
@@ -73,7 +85,7 @@ pub(crate) struct Record {
     pub(crate) status: Status,
     pub(crate) route: Route,
     pub(crate) priority: i32,
-    pub(crate) waits_for_group: bool,
+    pub(crate) waits_for: Option<WaitsFor>,
     pub(crate) due_at: Option<i64>,
     pub(crate) expires_at: Option<i64>,
     pub(crate) key: Option<String>,
@@ -100,11 +112,28 @@ pub(crate) struct Record {
     pub(crate) payload_bytes: i64,
 }
 
+/// The one thing that a live message is parked under.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WaitsFor {
+    Due,
+    Group,
+}
+
+impl FromSql for WaitsFor {
+    fn column_result(value: ValueRef<'_>) -> FromSqlResult<WaitsFor> {
+        match value.as_str()? {
+            "due" => Ok(WaitsFor::Due),
+            "group" => Ok(WaitsFor::Group),
+            _ => Err(FromSqlError::InvalidType),
+        }
+    }
+}
+
 /// A SELECT of the columns that [`Record::read`] expects, in its order, with what follows `FROM`.
 macro_rules! select_record {
     ($tail:literal) => {
         concat!(
-            "SELECT m.id, m.queue, m.status, m.route, m.priority, m.waits_for IS 'group', m.due_at, m.expires_at, m.key,
+            "SELECT m.id, m.queue, m.status, m.route, m.priority, m.waits_for, m.due_at, m.expires_at, m.key,
                     m.group_key, m.worker_id, m.incarnation, m.lease_until, m.claimed_at, m.token, m.epoch, m.attempts,
                     m.crashes, m.deferrals, m.releases, m.redrives, m.max_attempts, m.max_deferrals, m.retry,
                     m.last_error, m.dead_reason, m.enqueued_at, m.finished_at, m.payload_crc, m.payload_bytes, m.payload
@@ -126,7 +155,7 @@ impl Record {
             status: row.get(2)?,
             route: row.get(3)?,
             priority: row.get(4)?,
-            waits_for_group: row.get(5)?,
+            waits_for: row.get(5)?,
             due_at: row.get(6)?,
             expires_at: row.get(7)?,
             key: row.get(8)?,
@@ -188,6 +217,11 @@ impl Record {
     /// The status that `event` leads to; [`Error::Status`] where it cannot happen now.
     pub(crate) fn after(&self, event: Event, wanted: &'static str) -> Result<Status> {
         self.status.after(event, self.route).ok_or(Error::Status { id: self.id(), status: self.status, wanted })
+    }
+
+    /// Whether its time to live is over, and nobody had got it in time.
+    pub(crate) fn is_expired(&self, now: i64) -> bool {
+        self.worker.is_none() && self.status.is_live() && self.expires_at.is_some_and(|at| at <= now)
     }
 
     /// Whether somebody holds it with a lease, run out or not.

@@ -101,6 +101,8 @@ pub(crate) fn settle(tx: &mut Tx<'_>, receipt: Receipt, how: &Settle) -> Result<
         }
         Settle::Defer { delay, reason } => defer(tx, record, *delay, &cut(reason))?,
         Settle::Release => release(tx, record)?,
+        // Voided by a restart of its worker or of the machine: who comes after may finish this, but not keep it.
+        Settle::Extend { .. } if record.lease_until == Some(0) => return Err(stale(&record, receipt)),
         Settle::Extend { lease } => extend(tx, record, *lease)?,
     };
     Ok(Settled::Now(status))
