@@ -992,7 +992,7 @@ fn receipts_of_a_copy_carry_its_epoch() {
         command.arg("-d").arg(&copy);
         run(command, b"")
     };
-    let claimed = on_copy("claim mail -w w").text();
+    let claimed = on_copy("claim mail -w w").text().to_owned();
     let receipt = claimed.lines().next().unwrap();
     let epoch: u64 = receipt.strip_prefix("1.1-").unwrap().parse().unwrap();
     assert!(epoch > 1);
