@@ -44,11 +44,13 @@ CREATE TABLE relet_queues (
   acked         INTEGER NOT NULL DEFAULT 0                          -- messages ever acked, deleted ones too
 ) STRICT;
 
+-- No list of more than two constants (x IN ('a', 'b', 'c')) in these CHECKs: SQLite would build it as a temporary b-tree at
+-- every run of a statement, 4 µs each. A list that names a column is compared in place.
 CREATE TABLE relet_messages (
   id            INTEGER PRIMARY KEY AUTOINCREMENT,   -- never reused
   queue         INTEGER NOT NULL,                    -- relet_queues.id
-  status        TEXT    NOT NULL CHECK (status IN ('pending', 'routing', 'queued', 'pending_local', 'processing', 'done', 'dead', 'cancelled')),
-  route         TEXT    NOT NULL CHECK (route IN ('pending', 'routing', 'queued', 'pending_local')),  -- the status it has when nobody holds it
+  status        TEXT    NOT NULL CHECK (status IN (route, 'processing', 'done', 'dead', 'cancelled')),
+  route         TEXT    NOT NULL CHECK (route = 'pending' OR route = 'routing' OR route = 'queued' OR route = 'pending_local'),  -- the status it has when nobody holds it
   priority      INTEGER NOT NULL,                    -- higher first
   waits_for     TEXT    CHECK (waits_for IN ('due', 'group')),   -- the one thing it is parked under; NULL: nothing
   due_at        INTEGER,                             -- not before this instant
@@ -84,9 +86,8 @@ CREATE TABLE relet_messages (
   CHECK ((lease_until IS NULL) = (lease_ms IS NULL)),
   CHECK (lease_until IS NULL OR status = 'processing'),
   CHECK (status <> 'processing' OR lease_until IS NOT NULL OR due_at IS NOT NULL),   -- held, or deferred until due
-  CHECK ((status IN ('done', 'dead', 'cancelled')) = (finished_at IS NOT NULL)),
+  CHECK ((status = route OR status = 'processing') = (finished_at IS NULL)),
   CHECK ((status IN ('done', 'cancelled')) = (keep_until IS NOT NULL)),
-  CHECK (status IN ('processing', 'done', 'dead', 'cancelled') OR status = route),
   CHECK (waits_for IS NULL OR (worker_id IS NULL AND finished_at IS NULL)),
   CHECK (waits_for IS NOT 'due' OR due_at IS NOT NULL),
   CHECK (waits_for IS NOT 'group' OR group_key IS NOT NULL)
@@ -123,16 +124,20 @@ CREATE TABLE relet_retry_queue (
   queue     INTEGER NOT NULL,
   worker_id TEXT,                    -- deferred: the worker it is kept for; NULL: failed, for anyone
   due_at    INTEGER NOT NULL,
+  kept_until INTEGER,                -- deferred: from this instant on, anyone may take it
   reason    TEXT    NOT NULL,
-  count     INTEGER NOT NULL         -- how often this message has been put here
+  count     INTEGER NOT NULL,        -- which failure, or which deferral, of the message it was
+  CHECK ((worker_id IS NULL) = (kept_until IS NULL))
 ) STRICT;
 CREATE INDEX relet_retry_kept ON relet_retry_queue (queue, worker_id, due_at) WHERE worker_id IS NOT NULL;
 CREATE INDEX relet_retry_due  ON relet_retry_queue (queue, due_at) WHERE worker_id IS NOT NULL;
+CREATE INDEX relet_retry_free ON relet_retry_queue (queue, kept_until) WHERE kept_until IS NOT NULL;
 
 -- The running workers: which incarnation of a label is the present one.
 CREATE TABLE relet_workers (
   label       TEXT PRIMARY KEY NOT NULL,
   incarnation INTEGER NOT NULL,
-  pid         INTEGER NOT NULL,
-  started_at  INTEGER NOT NULL
+  pid         INTEGER NOT NULL,      -- to be shown; nothing is judged by it
+  started_at  INTEGER NOT NULL,
+  lock        TEXT                   -- the file whose lock it holds while it lives, in the folder beside the store; NULL: in memory
 ) STRICT;

@@ -353,6 +353,19 @@ pub(crate) fn readers(path: &Path, options: &Options) -> Result<Readers> {
         .map_err(|error| Error::Pool { detail: error.to_string() })
 }
 
+/// A connection that only looks whether others have committed, and its first look.
+pub(crate) fn watch(path: &Path) -> Result<(Connection, i64)> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let conn = Connection::open_with_flags(path, flags)?;
+    let version = data_version(&conn)?;
+    Ok((conn, version))
+}
+
+/// A number that changes whenever another connection has committed.
+pub(crate) fn data_version(conn: &Connection) -> Result<i64> {
+    Ok(conn.prepare_cached("PRAGMA data_version")?.query_row([], |row| row.get(0))?)
+}
+
 /// Opens a store for looking only: an existing file with a schema that this code knows.
 pub(crate) fn open_read_only(path: &Path, options: &Options) -> Result<Readers> {
     check_sqlite(options)?;

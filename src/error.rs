@@ -182,11 +182,25 @@ pub enum Error {
         /// The key.
         key: String,
     },
-    /// A worker with the same label was started later; this one may not claim any more.
-    #[error("worker {label:?} was started again elsewhere; this start of it may settle what it holds, but not claim")]
+    /// This start of the worker is over: the machine was restarted, its lock file was removed, or the label was started again since. Start the worker again.
+    #[error(
+        "this start of worker {label:?} is over: it may settle what it holds, but not claim; start the worker again"
+    )]
     Superseded {
         /// The worker's label.
         label: String,
+    },
+    /// A worker with this label is running already, in this or another process. Choose another label, or stop that one.
+    #[error(
+        "label {label:?} belongs to a running worker (process {pid}, started at {started_at}); stop it or choose another label"
+    )]
+    LabelTaken {
+        /// The label.
+        label: String,
+        /// The process that runs it.
+        pid: u32,
+        /// When it was started, in unix ms.
+        started_at: i64,
     },
     /// The connection that was passed in is on another database than this store.
     #[error("that connection's main database is not this store's file; open the transaction on {path}")]

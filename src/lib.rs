@@ -7,6 +7,7 @@ mod claim;
 mod clock;
 mod db;
 mod error;
+mod liveness;
 mod message;
 mod options;
 mod queue;
@@ -18,6 +19,7 @@ mod sql;
 mod state;
 mod store;
 mod view;
+mod waker;
 mod worker;
 mod writer;
 

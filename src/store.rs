@@ -9,6 +9,7 @@ use rusqlite::{Connection, MAIN_DB, TransactionState};
 use crate::clock::{Now, millis};
 use crate::db::{self, Identity, Readers};
 use crate::error::{Error, Result};
+use crate::liveness::Liveness;
 use crate::message::{MessageId, check_name};
 use crate::options::{Options, check_lease};
 use crate::queue::Queue;
@@ -18,6 +19,7 @@ use crate::sql::settle::{Settle, Settled};
 use crate::sql::{self, Defaults, Tx, meta};
 use crate::state::Route;
 use crate::view::{Filter, PAGE_MAX, Retrying, Snapshot, Stats, Stuck, Why};
+use crate::waker::{NAP_MAX, Waker};
 use crate::worker::Worker;
 use crate::writer::{Need, Writer};
 
@@ -60,6 +62,8 @@ struct Inner {
     path: Option<PathBuf>,
     identity: Option<Identity>,
     store_id: String,
+    liveness: Arc<Liveness>,
+    waker: Arc<Waker>,
 }
 
 impl std::fmt::Debug for Store {
@@ -93,9 +97,19 @@ impl Options {
         let opened = db::open(&path, &self)?;
         let (store_id, identity) = (opened.store_id.clone(), opened.identity);
         let readers = db::readers(&path, &self)?;
-        let writer = Writer::new(opened, self.clone(), Some(path.clone()));
-        let inner =
-            Inner { readers: Some(readers), writer: Some(writer), options: self, path: Some(path), identity, store_id };
+        let waker = Arc::new(Waker::default());
+        let writer = Writer::new(opened, self.clone(), Some(path.clone()), waker.clone());
+        let liveness = Arc::new(Liveness::new(Some(db::beside(&path, "-relet-workers"))));
+        let inner = Inner {
+            readers: Some(readers),
+            writer: Some(writer),
+            options: self,
+            path: Some(path),
+            identity,
+            store_id,
+            liveness,
+            waker,
+        };
         Ok(Store { inner: Arc::new(inner) })
     }
 
@@ -107,8 +121,19 @@ impl Options {
         self.check()?;
         let opened = db::open_in_memory(&self)?;
         let store_id = opened.store_id.clone();
-        let writer = Writer::new(opened, self.clone(), None);
-        let inner = Inner { readers: None, writer: Some(writer), options: self, path: None, identity: None, store_id };
+        let waker = Arc::new(Waker::default());
+        let writer = Writer::new(opened, self.clone(), None, waker.clone());
+        let liveness = Arc::new(Liveness::new(None));
+        let inner = Inner {
+            readers: None,
+            writer: Some(writer),
+            options: self,
+            path: None,
+            identity: None,
+            store_id,
+            liveness,
+            waker,
+        };
         Ok(Store { inner: Arc::new(inner) })
     }
 
@@ -128,6 +153,8 @@ impl Options {
             path: Some(path),
             identity,
             store_id: String::new(),
+            liveness: Arc::new(Liveness::new(None)),
+            waker: Arc::default(),
         };
         inner.store_id = inner.read(|conn, _| meta::need(conn, "store_id"))?;
         Ok(Store { inner: Arc::new(inner) })
@@ -176,10 +203,12 @@ impl Store {
 
     /// Starts a worker: a label that stays the same over restarts, and a new incarnation of it.
     ///
-    /// Claims that an earlier start of the label still holds are void from now on, and this one finds them first.
+    /// The label is this handle's alone while it lives, among all processes: its process holds the lock of a file in a folder
+    /// beside the store. When the process dies, in whatever way, its claims are anyone's at once. Claims that an earlier
+    /// start of the label still holds are void, and this one finds them first.
     ///
     /// # Errors
-    /// [`Error::Text`] for an empty or overlong label.
+    /// [`Error::LabelTaken`] where a worker with this label is running; [`Error::Text`] for an empty or overlong label.
     pub fn worker(&self, label: &str) -> Result<Worker> {
         Worker::start(self.clone(), label)
     }
@@ -430,6 +459,24 @@ impl Store {
     /// [`Error::Backup`] where the target exists or cannot be written; then there is no file.
     pub fn backup(&self, target: impl AsRef<Path>) -> Result<()> {
         crate::backup::write(target.as_ref(), |copy| self.read_plain(|conn| sql::meta::copy_into(conn, copy)))
+    }
+
+    pub(crate) fn liveness(&self) -> &Arc<Liveness> {
+        &self.inner.liveness
+    }
+
+    pub(crate) fn commits(&self) -> u64 {
+        self.inner.waker.commits()
+    }
+
+    /// Sleeps until something may have become claimable in this queue since `seen`, for at most `limit`.
+    pub(crate) fn sleep(&self, queue: &str, seen: u64, limit: Duration) -> Result<()> {
+        if let Some(path) = self.path() {
+            self.inner.waker.watch(path);
+        }
+        let due = self.read(|conn, now| sql::look::next_event(conn, queue, now))?;
+        self.inner.waker.sleep(seen, limit.min(NAP_MAX).min(due.unwrap_or(NAP_MAX)));
+        Ok(())
     }
 
     pub(crate) fn options_used(&self) -> &Options {

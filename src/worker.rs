@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::claim::{Claim, Verdict};
+use crate::clock::Stopwatch;
 use crate::error::Result;
+use crate::liveness::Lock;
 use crate::message::{MessageId, check_name};
 use crate::options::check_lease;
 use crate::sql;
@@ -32,20 +34,27 @@ pub struct Worker {
     who: Who,
 }
 
-/// One start of a label, deregistered when its last handle and its last claim are gone.
+/// One start of a label. It ends when its last handle and its last claim are gone; what it still holds keeps its lease, since
+/// somebody may have its receipt.
 #[derive(Debug)]
 struct Start {
     store: Store,
     label: Arc<str>,
     incarnation: i64,
+    /// Held for as long as this lives; `None` in memory, and where it is detached.
+    lock: Option<Lock>,
 }
 
 impl Drop for Start {
     fn drop(&mut self) {
         let (label, incarnation) = (self.label.clone(), self.incarnation);
-        if incarnation != 0 {
-            // If this fails, the next start of the label takes its place all the same.
-            let _ = self.store.write(Need::Claim, move |tx| sql::workers::deregister(tx, &label, incarnation));
+        if incarnation == 0 {
+            return;
+        }
+        // If this fails, the lock that is let go of tells everybody all the same.
+        let ended = self.store.write(Need::Claim, move |tx| sql::workers::strike(tx, &label, incarnation));
+        if let (Ok(()), Some(lock)) = (ended, self.lock.take()) {
+            lock.remove();
         }
     }
 }
@@ -54,19 +63,18 @@ impl Worker {
     pub(crate) fn start(store: Store, label: &str) -> Result<Worker> {
         check_name("worker label", label)?;
         let label: Arc<str> = label.into();
-        let registered = label.clone();
-        let incarnation =
-            store.write(Need::Settle, move |tx| sql::workers::register(tx, &registered, std::process::id()))?;
-        Ok(Worker::new(store, label, incarnation))
+        let (registered, liveness) = (label.clone(), store.liveness().clone());
+        let (incarnation, lock) = store.write(Need::Settle, move |tx| liveness.start(tx, &registered))?;
+        Ok(Worker::new(store, label, incarnation, lock))
     }
 
     pub(crate) fn detached(store: Store, label: &str) -> Worker {
-        Worker::new(store, label.into(), 0)
+        Worker::new(store, label.into(), 0, None)
     }
 
-    fn new(store: Store, label: Arc<str>, incarnation: i64) -> Worker {
+    fn new(store: Store, label: Arc<str>, incarnation: i64, lock: Option<Lock>) -> Worker {
         let who = Who { label: label.clone(), incarnation, routes: Routes::ALL, lease: None };
-        Worker { start: Arc::new(Start { store, label, incarnation }), who }
+        Worker { start: Arc::new(Start { store, label, incarnation, lock }), who }
     }
 
     /// Its label.
@@ -98,12 +106,44 @@ impl Worker {
         check_name("queue", queue)?;
         let queue: Arc<str> = queue.into();
         loop {
-            let (name, who) = (queue.clone(), self.who.clone());
-            match self.start.store.write(Need::Claim, move |tx| sql::claim::claim_next(tx, &name, &who))? {
-                Next::Taken(taken) => return Ok(Some(Claim::new(self.clone(), &queue, *taken))),
-                Next::Nothing => return Ok(None),
-                Next::Again => {}
+            let next = self.claim_some(&queue, 1)?;
+            match next.taken.into_iter().next() {
+                Some(taken) => return Ok(Some(Claim::new(self.clone(), &queue, taken))),
+                None if next.again => {}
+                None => return Ok(None),
             }
+        }
+    }
+
+    /// As [`Worker::claim`], and waits for at most `limit` until there is something: within a millisecond of a commit of this
+    /// process, a few of another one's, and at the very instant at which something becomes due.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use relet::Store;
+    ///
+    /// let store = Store::open_in_memory()?;
+    /// let worker = store.worker("mailer-1")?;
+    /// let producer = std::thread::spawn(move || store.queue("mail").enqueue("hello"));
+    /// worker.claim_wait("mail", Duration::from_secs(10))?.expect("it comes").ack()?;
+    /// producer.join().unwrap()?;
+    /// # Ok::<(), relet::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Worker::claim`].
+    pub fn claim_wait(&self, queue: &str, limit: Duration) -> Result<Option<Claim>> {
+        let watch = Stopwatch::start();
+        loop {
+            let seen = self.start.store.commits();
+            if let Some(claim) = self.claim(queue)? {
+                return Ok(Some(claim));
+            }
+            let left = limit.saturating_sub(watch.elapsed());
+            if left.is_zero() {
+                return Ok(None);
+            }
+            self.start.store.sleep(queue, seen, left)?;
         }
     }
 
@@ -116,25 +156,13 @@ impl Worker {
         let queue: Arc<str> = queue.into();
         let mut claims = Vec::new();
         while claims.len() < count {
-            let (name, who, wanted) = (queue.clone(), self.who.clone(), count - claims.len());
-            let step = self.start.store.write(Need::Claim, move |tx| {
-                let mut taken = Vec::new();
-                while taken.len() < wanted {
-                    match sql::claim::claim_next(tx, &name, &who)? {
-                        Next::Taken(one) => taken.push(*one),
-                        Next::Nothing => return Ok((taken, false)),
-                        Next::Again => return Ok((taken, true)),
-                    }
-                }
-                Ok((taken, false))
-            });
-            let (taken, more) = match step {
+            let next = match self.claim_some(&queue, count - claims.len()) {
                 // What an earlier step has claimed is not to be lost with the error.
                 Err(_) if !claims.is_empty() => return Ok(claims),
-                step => step?,
+                next => next?,
             };
-            claims.extend(taken.into_iter().map(|taken| Claim::new(self.clone(), &queue, taken)));
-            if !more {
+            claims.extend(next.taken.into_iter().map(|taken| Claim::new(self.clone(), &queue, taken)));
+            if !next.again {
                 break;
             }
         }
@@ -148,7 +176,9 @@ impl Worker {
     /// As [`Worker::claim`].
     pub fn claim_id(&self, id: impl Into<MessageId>) -> Result<Verdict> {
         let (id, who) = (id.into(), self.who.clone());
+        let liveness = self.start.store.liveness().clone();
         let (verdict, queue) = self.start.store.write(Need::Claim, move |tx| {
+            liveness.bury_dead(tx)?;
             let verdict = sql::claim::claim_id(tx, id.get(), &who)?;
             let queue = match &verdict {
                 ById::Taken(taken) => sql::queues::name_of(tx.conn, taken.record.queue)?,
@@ -157,6 +187,23 @@ impl Worker {
             Ok((verdict, queue))
         })?;
         Ok(Verdict::new(self, verdict, &queue))
+    }
+
+    /// One step of a claim, in one commit. Now and then, and whenever it finds nothing, it looks for dead owners: their claims
+    /// are taken over at once.
+    fn claim_some(&self, queue: &Arc<str>, wanted: usize) -> Result<Next> {
+        let (queue, who, liveness) = (queue.clone(), self.who.clone(), self.start.store.liveness().clone());
+        let look = liveness.is_due();
+        self.start.store.write(Need::Claim, move |tx| {
+            if look {
+                liveness.bury_dead(tx)?;
+            }
+            let next = sql::claim::claim_next(tx, &queue, &who, wanted)?;
+            if look || !next.taken.is_empty() || !liveness.bury_dead(tx)? {
+                return Ok(next);
+            }
+            sql::claim::claim_next(tx, &queue, &who, wanted)
+        })
     }
 
     pub(crate) fn store(&self) -> &Store {

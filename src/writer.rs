@@ -31,6 +31,7 @@ use crate::error::{Error, Result};
 use crate::options::{Durability, Options};
 use crate::reserve::Reserve;
 use crate::sql::{Defaults, Tx, meta, prune};
+use crate::waker::Waker;
 
 /// What an operation needs of the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,6 +53,8 @@ enum Sync {
 
 /// Operations in one transaction, so that the first of them does not wait for an endless queue.
 const BATCH_MAX: usize = 512;
+/// How long a leader waits at most for as many followers as the last batch had.
+const GATHER_FOR: Duration = Duration::from_micros(100);
 /// Operations that may be left out of a batch, which is run again for each; then the rest goes one by one.
 const LEFT_OUT_MAX: usize = 16;
 /// Pages in the log at which a checkpoint is made: 4 MiB at the usual page size.
@@ -69,6 +72,7 @@ pub(crate) struct Writer {
     options: Options,
     /// `None`: in memory.
     path: Option<PathBuf>,
+    waker: Arc<Waker>,
 }
 
 /// Who waits, and whether somebody leads.
@@ -94,6 +98,8 @@ struct Seat {
     maintained: Stopwatch,
     owned: bool,
     reserve: Reserve,
+    /// How many followers the last batch had.
+    followers: usize,
 }
 
 /// One operation in a batch.
@@ -287,7 +293,7 @@ thread_local! {
 }
 
 impl Writer {
-    pub(crate) fn new(opened: Opened, options: Options, path: Option<PathBuf>) -> Writer {
+    pub(crate) fn new(opened: Opened, options: Options, path: Option<PathBuf>, waker: Arc<Waker>) -> Writer {
         let Opened { conn, boot, owned, identity, .. } = opened;
         let mut seat = Seat {
             conn,
@@ -305,11 +311,12 @@ impl Writer {
                 Some(path) => Reserve::new(db::beside(path, "-relet-reserve"), options.reserve),
                 None => Reserve::new(PathBuf::new(), 0),
             },
+            followers: 0,
         };
         seat.adopt();
         seat.reserve.keep();
         let line = Line { waiting: VecDeque::new(), led: false };
-        Writer { line: Mutex::new(line), seat: Mutex::new(seat), options, path }
+        Writer { line: Mutex::new(line), seat: Mutex::new(seat), options, path, waker }
     }
 
     /// Runs `op` in a transaction, with whatever else is waiting, and returns its result once that is committed.
@@ -355,17 +362,17 @@ impl Writer {
         let lead = Lead(self);
         let mut seat = self.seat.lock();
         WAL_PAGES.set(0);
-        let mut followers: Vec<Box<dyn Follower>> = {
-            let mut line = self.line.lock();
-            let count = line.waiting.len().min(BATCH_MAX);
-            line.waiting.drain(..count).collect()
-        };
+        let mut followers = self.gather(&mut seat);
         let mut jobs: Vec<&mut dyn Job> = Vec::with_capacity(followers.len() + 1);
         jobs.push(own);
         for follower in &mut followers {
             jobs.push(&mut **follower);
         }
         let commit = self.batch(&mut seat, &mut jobs);
+        // Claims make nothing claimable, or only what their own queue's next claim finds.
+        if commit.is_ok() && jobs.iter().any(|job| job.need() != Need::Claim) {
+            self.waker.ring();
+        }
         for follower in followers {
             follower.answer(&commit);
         }
@@ -374,6 +381,22 @@ impl Writer {
         drop(seat);
         drop(lead);
         commit
+    }
+
+    /// What has gathered. Whoever was in the last batch has just been answered, and is likely to come back at once: a moment
+    /// is waited for as many.
+    fn gather(&self, seat: &mut Seat) -> Vec<Box<dyn Follower>> {
+        let watch = Stopwatch::start();
+        loop {
+            let mut line = self.line.lock();
+            if line.waiting.len() >= seat.followers || watch.elapsed() >= GATHER_FOR {
+                let count = line.waiting.len().min(BATCH_MAX);
+                seat.followers = count;
+                return line.waiting.drain(..count).collect();
+            }
+            drop(line);
+            std::thread::yield_now();
+        }
     }
 
     /// Runs the jobs in one commit. Those that cannot be part of it are left out; if there is none, every job is told why.
@@ -691,7 +714,7 @@ mod tests {
 
     fn in_memory() -> Writer {
         let options = Options::default();
-        Writer::new(db::open_in_memory(&options).unwrap(), options, None)
+        Writer::new(db::open_in_memory(&options).unwrap(), options, None, Arc::default())
     }
 
     fn enqueue(writer: &Writer, payload: &str) -> Result<()> {

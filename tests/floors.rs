@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 const FLOORS: [&[&str]; 5] = [
     &["error", "message", "receipt", "state", "retry", "clock", "options", "view", "random"],
     &["db", "sql", "reserve"],
-    &["writer"],
+    &["waker", "writer", "liveness"],
     &["store", "queue", "claim", "worker", "backup"],
     &["lib"],
 ];

@@ -250,22 +250,22 @@ fn stuck_lists_the_oldest_first_also_those_that_were_deferred_and_abandoned_or_v
     clock.advance(SECOND);
     let silent = next(&store.worker("b").unwrap(), "q");
     clock.advance(SECOND);
-    let voided = next(&store.worker("c").unwrap().lease(HOUR).unwrap(), "q");
+    let voided = next(&store.worker("c").unwrap().lease(HOUR).unwrap(), "q").id();
     let list = || -> Vec<_> {
         store.stuck(Duration::ZERO).unwrap().into_iter().map(|one| (one.id, one.age, one.overdue)).collect()
     };
     assert_eq!(list(), []);
     store.worker("c").unwrap();
-    assert_eq!(list(), [(voided.id(), Duration::ZERO, Duration::ZERO)]);
+    assert_eq!(list(), [(voided, Duration::ZERO, Duration::ZERO)]);
     clock.advance(8 * SECOND + DEFERRAL_GRACE - MS);
-    assert_eq!(list().iter().map(|one| one.0).collect::<Vec<_>>(), [silent.id(), voided.id()]);
+    assert_eq!(list().iter().map(|one| one.0).collect::<Vec<_>>(), [silent.id(), voided]);
     clock.advance(MS);
     assert_eq!(
         list(),
         [
             (deferred.id(), 40 * SECOND, 30 * SECOND),
             (silent.id(), 39 * SECOND, 37 * SECOND),
-            (voided.id(), 38 * SECOND, Duration::ZERO),
+            (voided, 38 * SECOND, Duration::ZERO),
         ]
     );
     assert_eq!(store.stats().unwrap().queues[0].stuck, 1);
@@ -297,7 +297,7 @@ fn opening_a_store_again_takes_no_claim_away() {
     sound(&store);
 }
 
-/// The later start of a label is the one that claims; the earlier is told so.
+/// There is one start of a label at a time. One of the boot before is over: the later one claims, the earlier is told so.
 #[test]
 fn an_earlier_start_of_a_label_may_not_claim_any_more() {
     let (store, clock) = memory_with(Store::options().retry(Retry::fixed(Duration::ZERO)));
@@ -305,6 +305,11 @@ fn an_earlier_start_of_a_label_may_not_claim_any_more() {
     let [held, free] = ["held", "free"].map(|text| queue.enqueue(text).unwrap().id());
     let old = store.worker("w").unwrap();
     let claim = next(&old, "q");
+    let started_at = clock.wall_ms();
+    clock.advance(SECOND);
+    let Err(Error::LabelTaken { label, pid, started_at: told }) = store.worker("w") else { panic!("two of one label") };
+    assert_eq!((label.as_str(), pid, told), ("w", std::process::id(), started_at));
+    clock.reboot();
     let new = store.worker("w").unwrap();
     let refused = |outcome: Result<(), Error>| {
         assert!(matches!(&outcome, Err(Error::Superseded { label }) if label == "w"), "{outcome:?}");
@@ -385,81 +390,93 @@ fn a_worker_is_never_given_again_what_it_is_busy_with() {
 /// What `why` says before a claim by id is what the verdict says then.
 #[test]
 fn why_and_the_verdict_agree_in_every_state() {
-    type Bring = fn(&Store, &Clock);
-    let states: [(&str, Bring); 19] = [
-        ("ready", |_, _| {}),
-        ("delayed", |store, _| redo(store, Message::new("x").delay(HOUR))),
-        ("delayed and due", |store, clock| {
+    type Bring = fn(&Store, &Clock, &Worker);
+    let states: [(&str, Bring); 22] = [
+        ("ready", |_, _, _| {}),
+        ("delayed", |store, _, _| redo(store, Message::new("x").delay(HOUR))),
+        ("delayed and due", |store, clock, _| {
             redo(store, Message::new("x").delay(SECOND));
             clock.advance(SECOND);
         }),
-        ("failed", |store, _| {
-            take(store, "w").fail_for("boom", HOUR).unwrap();
+        ("failed", |_, _, w| {
+            take(w).fail_for("boom", HOUR).unwrap();
         }),
-        ("failed and due", |store, clock| {
-            take(store, "w").fail_for("boom", SECOND).unwrap();
+        ("failed and due", |_, clock, w| {
+            take(w).fail_for("boom", SECOND).unwrap();
             clock.advance(SECOND);
         }),
-        ("held", |store, _| drop(take(store, "w"))),
-        ("lease over", |store, clock| {
-            drop(take(store, "w"));
+        ("held", |_, _, w| drop(take(w))),
+        ("held by a start that ended", |store, _, _| drop(take(&gone(store)))),
+        ("lease over", |_, clock, w| {
+            drop(take(w));
             clock.advance(60 * SECOND);
         }),
-        ("restarted", |store, _| {
-            drop(take(store, "w"));
-            store.worker("w").unwrap();
+        ("restarted", |store, _, _| {
+            drop(take(&gone(store)));
+            gone(store);
         }),
-        ("rebooted", |store, clock| {
-            drop(take(store, "w"));
+        ("rebooted", |store, clock, w| {
+            drop(take(w));
             clock.reboot();
             store.prune().unwrap();
         }),
-        ("deferred", |store, _| {
-            take(store, "w").defer(HOUR).unwrap();
+        ("deferred", |_, _, w| {
+            take(w).defer(HOUR).unwrap();
         }),
-        ("deferred and due", |store, clock| {
-            take(store, "w").defer(SECOND).unwrap();
+        ("deferred by a start that ended", |store, _, _| {
+            take(&gone(store)).defer(HOUR).unwrap();
+        }),
+        ("deferred and due", |_, clock, w| {
+            take(w).defer(SECOND).unwrap();
             clock.advance(SECOND);
         }),
-        ("abandoned", |store, clock| {
-            take(store, "w").defer(SECOND).unwrap();
+        ("deferred by a start that ended, and due", |store, clock, _| {
+            take(&gone(store)).defer(SECOND).unwrap();
+            clock.advance(SECOND);
+        }),
+        ("abandoned", |_, clock, w| {
+            take(w).defer(SECOND).unwrap();
             clock.advance(SECOND + DEFERRAL_GRACE);
         }),
-        ("behind", |store, _| {
+        ("behind", |store, _, _| {
             store.cancel(1).unwrap();
             store.queue("q").enqueue(Message::new("head").group("g")).unwrap();
             store.queue("q").enqueue(Message::new("x").group("g")).unwrap();
         }),
-        ("behind one that is held", |store, _| {
+        ("behind one that is held", |store, _, w| {
             store.cancel(1).unwrap();
             store.queue("q").enqueue(Message::new("head").group("g")).unwrap();
-            drop(take(store, "w"));
+            drop(take(w));
             store.queue("q").enqueue(Message::new("x").group("g")).unwrap();
         }),
-        ("expired", |store, clock| {
+        ("expired", |store, clock, _| {
             redo(store, Message::new("x").ttl(SECOND));
             clock.advance(SECOND);
         }),
-        ("dead", |store, _| {
-            take(store, "w").reject("no").unwrap();
+        ("dead", |_, _, w| {
+            take(w).reject("no").unwrap();
         }),
-        ("cancelled", |store, _| store.cancel(1).unwrap()),
-        ("done", |store, _| {
-            take(store, "w").ack().unwrap();
+        ("cancelled", |store, _, _| store.cancel(1).unwrap()),
+        ("done", |_, _, w| {
+            take(w).ack().unwrap();
         }),
-        ("on another route", |store, _| store.route(1, Route::Queued).unwrap()),
+        ("on another route", |store, _, _| store.route(1, Route::Queued).unwrap()),
     ];
     fn redo(store: &Store, message: Message) {
         store.cancel(1).unwrap();
         store.queue("q").enqueue(message).unwrap();
     }
-    fn take(store: &Store, label: &str) -> relet::Claim {
-        next(&store.worker(label).unwrap(), "q")
+    fn take(worker: &Worker) -> relet::Claim {
+        next(worker, "q")
+    }
+    fn gone(store: &Store) -> Worker {
+        store.worker("gone").unwrap()
     }
     for (state, bring) in states {
         let (store, clock) = memory_with(Store::options().retention(HOUR));
         store.queue("q").enqueue("x").unwrap();
-        bring(&store, &clock);
+        let worker = store.worker("w").unwrap();
+        bring(&store, &clock, &worker);
         let id = store.list(&relet::Filter::new()).unwrap().pop().unwrap().id;
         let why = store.why(id).unwrap().unwrap();
         let before = row(&store, id);
@@ -497,10 +514,11 @@ fn why_and_the_verdict_agree_in_every_state() {
         }
         let expected = match state {
             "ready" | "delayed and due" | "failed and due" | "abandoned" | "on another route" => "Ready",
+            "deferred by a start that ended, and due" => "Ready",
             "delayed" | "failed" => "Due",
-            "held" => "Held",
+            "held" | "held by a start that ended" => "Held",
             "lease over" | "restarted" | "rebooted" => "Void",
-            "deferred" | "deferred and due" => "Deferred",
+            "deferred" | "deferred by a start that ended" | "deferred and due" => "Deferred",
             "behind" | "behind one that is held" => "Behind",
             "expired" => "Expired",
             _ => "Finished",

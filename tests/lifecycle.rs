@@ -767,32 +767,52 @@ fn a_purge_and_a_prune_touch_what_is_old_enough() {
 
 #[test]
 fn a_restarted_worker_voids_its_own_claims_and_no_others() {
-    let zoo = Zoo::new(90 * DAY);
-    let old = zoo.store.worker("target").unwrap();
+    let mut zoo = Zoo::new(90 * DAY);
+    let old = std::mem::replace(&mut zoo.worker, zoo.store.detached("nobody").unwrap());
     let id = zoo.target();
     let claim = next(&old, "q");
+    zoo.changes("start of a label that is taken", &[], || {
+        assert!(matches!(zoo.store.worker("target"), Err(Error::LabelTaken { .. })));
+    });
+    zoo.changes("end of a worker", &[], || drop((claim, old)));
     let mut again = None;
     zoo.changes("restart of a worker", &[id], || again = Some(zoo.store.worker("target").unwrap()));
-    zoo.changes("end of the start before", &[], || drop((claim, old)));
     zoo.changes("claim by the new start", &[id], || assert_eq!(next(again.as_ref().unwrap(), "q").id(), id));
+
+    // Without its lock it is not known to live: the label can be started beside it, and then its end is nobody's business.
+    let mut locks = zoo.store.path().unwrap().as_os_str().to_owned();
+    locks.push("-relet-workers");
+    std::fs::remove_dir_all(locks).unwrap();
+    let mut newest = None;
+    zoo.changes("start beside one without a lock", &[id], || newest = Some(zoo.store.worker("target").unwrap()));
+    zoo.changes("end of the start before", &[], || drop(again));
+    zoo.changes("claim by the newest start", &[id], || assert_eq!(next(newest.as_ref().unwrap(), "q").id(), id));
 }
 
+/// What was deferred stays so; it is only not kept for its worker any longer than until it is due.
 #[test]
 fn a_reboot_voids_every_claim_and_touches_nothing_else() {
     let zoo = Zoo::new(90 * DAY);
-    let held: Vec<_> = zoo
-        .raw
-        .prepare("SELECT id FROM relet_messages WHERE lease_until IS NOT NULL")
-        .unwrap()
-        .query_map([], |row| row.get(0).map(MessageId::new))
-        .unwrap()
-        .map(Result::unwrap)
-        .collect();
-    assert_eq!(held.len(), 5);
-    zoo.changes("reboot", &held, || {
+    let ids = |sql: &str| -> Vec<_> {
+        let mut statement = zoo.raw.prepare(sql).unwrap();
+        let ids = statement.query_map([], |row| row.get(0).map(MessageId::new)).unwrap();
+        ids.map(Result::unwrap).collect()
+    };
+    let held = ids("SELECT id FROM relet_messages WHERE lease_until IS NOT NULL");
+    let deferred = ids("SELECT message FROM relet_retry_queue WHERE kept_until > due_at");
+    assert_eq!((held.len(), deferred.len()), (5, 2));
+    let mut before = zoo.rows();
+    zoo.changes("reboot", &[&held[..], &deferred[..]].concat(), || {
         zoo.clock.reboot();
         zoo.store.worker("the first of the new boot").unwrap();
     });
+    let after = zoo.rows();
+    for id in deferred {
+        let before = before.get_mut(&id.get()).unwrap();
+        let [.., retry] = before.as_mut_slice() else { panic!("{id} is not in the retry queue") };
+        retry[4] = retry[3].clone(); // kept_until, due_at
+        assert_eq!(after[&id.get()], *before);
+    }
 }
 
 #[test]

@@ -9,8 +9,8 @@ use std::time::Duration;
 use common::{DAY, Folder, HOUR, SECOND, memory, memory_with, next, raw, row, sound};
 use relet::rusqlite::Connection;
 use relet::{
-    Claim, Clock, DEFERRAL_GRACE, Durability, Error, Filter, Message, MessageId, PAGE, PAGE_MAX, Retry, Route,
-    Snapshot, Status, Store, Why,
+    Claim, Clock, DEFERRAL_GRACE, Durability, Error, Filter, Message, MessageId, PAGE, PAGE_MAX, Receipt, Retry, Route,
+    Settle, Snapshot, Status, Store, Why,
 };
 
 /// Every message of the store, page by page.
@@ -36,7 +36,9 @@ fn the_counters_are_the_rows_after_a_long_mixed_run() {
             Store::options().retention(300 * SECOND).retry(Retry::exponential(SECOND, 60 * SECOND)).max_attempts(3);
         let (store, clock) = memory_with(options);
         let mut workers = ["a", "b", "c"].map(|label| store.worker(label).unwrap());
-        let mut claims: Vec<Claim> = Vec::new();
+        // Receipts, not claims: so that a start can end while somebody has yet to settle what it held.
+        let mut claims: Vec<(Receipt, String)> = Vec::new();
+        let held = |claim: Claim| (claim.receipt(), claim.queue().to_owned());
         let mut acked = BTreeMap::<String, u64>::new();
         for step in 0..600 {
             let name = ["x", "y", "z"][random.usize(0..3)];
@@ -52,22 +54,26 @@ fn the_counters_are_the_rows_after_a_long_mixed_run() {
                     message = if random.u8(0..6) == 0 { message.ttl(random.u32(0..90) * SECOND) } else { message };
                     store.queue(name).enqueue(message.max_deferrals(4)).unwrap();
                 }
-                5..9 => claims.extend(workers[random.usize(0..3)].claim_batch(name, random.usize(1..4)).unwrap()),
-                9 => claims.extend(workers[random.usize(0..3)].claim_id(any).unwrap().claim()),
+                5..9 => {
+                    let batch = workers[random.usize(0..3)].claim_batch(name, random.usize(1..4)).unwrap();
+                    claims.extend(batch.into_iter().map(held));
+                }
+                9 => claims.extend(workers[random.usize(0..3)].claim_id(any).unwrap().claim().map(held)),
                 10..17 if !claims.is_empty() => {
-                    let claim = claims.swap_remove(random.usize(0..claims.len()));
-                    let _ = match random.u8(0..8) {
-                        0..3 => claim.ack().map(|settled| {
-                            if matches!(settled, relet::Settled::Now(_)) {
-                                *acked.entry(claim.queue().to_owned()).or_default() += 1;
-                            }
-                        }),
-                        3 => claim.fail("no").map(drop),
-                        4 => claim.reject("no").map(drop),
-                        5 => claim.defer(random.u32(0..60) * SECOND).map(drop),
-                        6 => claim.release().map(drop),
-                        _ => claim.extend(random.u32(1..300) * SECOND),
+                    let (receipt, queue) = claims.swap_remove(random.usize(0..claims.len()));
+                    let error = || "no".to_owned();
+                    let how = match random.u8(0..8) {
+                        0..3 => Settle::Ack,
+                        3 => Settle::Fail { error: error(), retry_in: None },
+                        4 => Settle::Reject { error: error() },
+                        5 => Settle::Defer { delay: random.u32(0..60) * SECOND, reason: "deferred".into() },
+                        6 => Settle::Release,
+                        _ => Settle::Extend { lease: random.u32(1..300) * SECOND },
                     };
+                    let settled = store.settle(receipt, how.clone());
+                    if how == Settle::Ack && matches!(settled, Ok(relet::Settled::Now(_))) {
+                        *acked.entry(queue).or_default() += 1;
+                    }
                 }
                 17 => drop(store.cancel(any)),
                 18 => drop(store.redrive(any)),
@@ -76,7 +82,12 @@ fn the_counters_are_the_rows_after_a_long_mixed_run() {
                 21 => drop(store.prune().unwrap()),
                 22 if random.u8(0..8) == 0 => {
                     let which = random.usize(0..3);
-                    workers[which] = store.worker(workers[which].label().to_owned().as_str()).unwrap();
+                    let label = ["a", "b", "c"][which];
+                    // It ends; somebody without a start goes on under its label, until it is started again.
+                    workers[which] = store.detached(label).unwrap();
+                    if random.bool() {
+                        workers[which] = store.worker(label).unwrap();
+                    }
                 }
                 23 if random.u8(0..16) == 0 => {
                     clock.reboot();

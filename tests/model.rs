@@ -28,6 +28,8 @@ struct Row {
     route: Route,
     priority: i32,
     due: Option<i64>,
+    /// Deferred: kept for its worker until then.
+    kept: i64,
     expires: Option<i64>,
     key: Option<u8>,
     group: Option<u8>,
@@ -109,7 +111,7 @@ impl Model {
             None if waits => Say::Deferred,
             None if same => Say::Take(How::Resumed),
             None if mine => Say::Take(How::Recovered),
-            None if row.due.unwrap() + GRACE <= self.wall => Say::Take(How::Claimed),
+            None if row.kept <= self.wall => Say::Take(How::Claimed),
             None => Say::Deferred,
         }
     }
@@ -220,7 +222,7 @@ impl Model {
             let back: Vec<i64> = rows()
                 .filter(|(_, row)| match row.lease_until {
                     Some(until) => until <= self.awake,
-                    None => row.due.unwrap() + GRACE <= self.wall,
+                    None => row.kept <= self.wall,
                 })
                 .map(|(id, _)| *id)
                 .collect();
@@ -278,6 +280,7 @@ impl Model {
                 } else {
                     row.lease_until = None;
                     row.due = Some(self.wall + delay.as_millis() as i64);
+                    row.kept = row.due.unwrap() + GRACE;
                     Status::Processing
                 }
             }
@@ -305,7 +308,7 @@ struct Run {
     rng: fastrand::Rng,
     clock: Clock,
     store: Store,
-    workers: [Worker; 2],
+    workers: [Option<Worker>; 2],
     model: Model,
     receipts: Vec<Receipt>,
     log: Vec<String>,
@@ -320,7 +323,7 @@ impl Run {
             .retry(Retry::fixed(Duration::from_millis(BACKOFF as u64)))
             .open_in_memory()
             .unwrap();
-        let workers = LABELS.map(|label| store.worker(label).unwrap());
+        let workers = LABELS.map(|label| Some(store.worker(label).unwrap()));
         let model = Model { rows: BTreeMap::new(), wall: clock.wall_ms(), awake: 0, epoch: 1, incarnations: [1, 1] };
         Run { rng: fastrand::Rng::with_seed(seed), clock, store, workers, model, receipts: Vec::new(), log: Vec::new() }
     }
@@ -341,6 +344,10 @@ impl Run {
         }
     }
 
+    fn worker(&self, label: usize) -> &Worker {
+        self.workers[label].as_ref().unwrap()
+    }
+
     fn some_id(&mut self) -> i64 {
         self.rng.i64(1..=self.model.rows.last_key_value().map_or(1, |(id, _)| id + 1))
     }
@@ -355,6 +362,7 @@ impl Run {
             route: Route::ALL[rng.usize(0..4)],
             priority: rng.i32(-2..3),
             due: None,
+            kept: 0,
             expires: None,
             key: rng.bool().then(|| rng.u8(0..6)),
             group: rng.bool().then(|| rng.u8(0..2)),
@@ -423,7 +431,7 @@ impl Run {
 
     fn claim_next(&mut self) {
         let (queue, label) = (self.rng.usize(0..2), self.rng.usize(0..2));
-        let claim = self.workers[label].claim(QUEUES[queue]).unwrap();
+        let claim = self.worker(label).claim(QUEUES[queue]).unwrap();
         self.log.push(format!(
             "{} claims from {}: {:?}",
             LABELS[label],
@@ -439,7 +447,7 @@ impl Run {
 
     fn claim_id(&mut self) {
         let (id, label) = (self.some_id(), self.rng.usize(0..2));
-        let verdict = self.workers[label].claim_id(id).unwrap();
+        let verdict = self.worker(label).claim_id(id).unwrap();
         self.log.push(format!("{} claims {id}: {verdict:?}", LABELS[label]));
         let said = self.model.claim_id(id, label);
         let heard = match &verdict {
@@ -549,10 +557,12 @@ impl Run {
     fn restart(&mut self) {
         let label = self.rng.usize(0..2);
         self.log.push(format!("{} restarts", LABELS[label]));
-        self.workers[label] = self.store.worker(LABELS[label]).unwrap();
+        self.workers[label] = None; // a second one of its label would be refused
+        self.workers[label] = Some(self.store.worker(LABELS[label]).unwrap());
         self.model.incarnations[label] += 1;
         for row in self.model.rows.values_mut().filter(|row| row.worker == Some(label)) {
             row.lease_until = row.lease_until.map(|_| i64::MIN);
+            row.kept = row.due.unwrap_or(0);
         }
     }
 
@@ -562,8 +572,10 @@ impl Run {
         self.model.epoch += 1;
         for row in self.model.rows.values_mut() {
             row.lease_until = row.lease_until.map(|_| i64::MIN);
+            row.kept = row.due.unwrap_or(0);
         }
-        self.workers = LABELS.map(|label| self.store.worker(label).unwrap());
+        self.workers = [None, None];
+        self.workers = LABELS.map(|label| Some(self.store.worker(label).unwrap()));
         self.model.incarnations = self.model.incarnations.map(|incarnation| incarnation + 1);
     }
 
@@ -601,7 +613,7 @@ impl Run {
         for _ in 0..200 {
             self.clock.advance(Duration::from_secs(3600));
             for queue in QUEUES {
-                while let Some(claim) = self.workers[0].claim(queue).unwrap() {
+                while let Some(claim) = self.worker(0).claim(queue).unwrap() {
                     claim.ack().unwrap();
                 }
             }

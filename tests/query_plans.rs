@@ -29,11 +29,12 @@ impl Sql {
     }
 }
 
-/// The files whose statements run for every message: enqueue, claim, settle, and what they lead to.
-const HOT: [&str; 8] = ["mod", "enqueue", "claim", "settle", "groups", "retry_queue", "queues", "dead"];
+/// The files whose statements run for every message: enqueue, claim (which looks for dead workers), settle, and what they
+/// lead to.
+const HOT: [&str; 9] = ["mod", "enqueue", "claim", "settle", "groups", "retry_queue", "queues", "dead", "workers"];
 
 /// Statements that read a whole index or table, and why they may.
-const SCANS: [(&str, &str); 11] = [
+const SCANS: [(&str, &str); 13] = [
     ("sql/doctor.rs", "reads everything, and says so"),
     ("sql/look.rs stats SQL", "one row for each queue"),
     ("sql/look.rs retry_queue SQL", "a listing of the whole retry queue, by due time over all queues"),
@@ -41,10 +42,12 @@ const SCANS: [(&str, &str); 11] = [
     ("sql/look.rs oldest_waiting READY", "its own list of the priorities that are in use"),
     ("sql/meta.rs last_message SQL", "one row for each table that never reuses an id"),
     ("sql/meta.rs void_all_claims LEASES", "after a restart of the machine: only what is held"),
+    ("sql/meta.rs void_all_claims KEPT", "after a restart of the machine: only the retry queue"),
     ("sql/meta.rs void_all_claims WORKERS", "after a restart of the machine: only the workers"),
     ("sql/meta.rs exists SQL", "the database's own list of tables"),
     ("sql/meta.rs is_empty SQL", "the database's own list of tables"),
-    ("sql/workers.rs register VOID", "at the start of a worker: only what is held"),
+    ("sql/workers.rs all SQL", "only the workers that run"),
+    ("sql/workers.rs void SQL", "at the start or the death of a worker: only what is held"),
 ];
 
 /// Statements that may sort, and why. None is on the way of a message.
@@ -298,8 +301,9 @@ fn fill(path: &Path, clock: &Clock, copies_each: Option<[i64; 3]>) {
     conn.execute_batch(&format!(
         "BEGIN;
          {} {} {}
-         INSERT INTO relet_retry_queue (message, queue, worker_id, due_at, reason, count)
-           SELECT m.id, r.queue, r.worker_id, r.due_at, r.reason, r.count FROM relet_messages m, relet_retry_queue r
+         INSERT INTO relet_retry_queue (message, queue, worker_id, due_at, kept_until, reason, count)
+           SELECT m.id, r.queue, r.worker_id, r.due_at, r.kept_until, r.reason, r.count
+             FROM relet_messages m, relet_retry_queue r
             WHERE m.worker_id = 'gone' AND m.id <> 2 AND r.message = 2;
          UPDATE relet_queues SET done = done + {finished}, processing = processing + {deferred},
                                  retrying = retrying + {deferred}, pending = pending + {parked};
@@ -328,14 +332,17 @@ fn a_claim_costs_the_same_whatever_lies_in_the_file() {
 
     // Every statement that looks for something to do, bound as a claim binds it: nothing but the ready ones is found.
     let queue = 1;
-    let (awake, grace) = (1_000_000, now - 30_000);
-    let seeks: [(&str, &[(usize, i64)]); 10] = [
-        ("sql/claim.rs at SQL", &[(1, queue), (2, now), (3, awake), (4, grace)]),
+    let awake = 1_000_000;
+    let seeks: [(&str, &[(usize, i64)]); 13] = [
+        ("sql/claim.rs at SQL", &[(1, queue), (2, now), (3, awake)]),
         ("sql/claim.rs own VOID", &[(1, queue), (2, awake), (4, 256)]),
         ("sql/claim.rs own DEFERRED", &[(1, queue), (2, now), (4, 256)]),
         ("sql/claim.rs promote_due FIND", &[(1, queue), (2, now), (3, 256)]),
         ("sql/claim.rs take_back_some VOID", &[(1, queue), (2, awake), (3, 256)]),
-        ("sql/claim.rs take_back_some ABANDONED", &[(1, queue), (2, grace), (3, 256)]),
+        ("sql/claim.rs take_back_some ABANDONED", &[(1, queue), (2, now), (3, 256)]),
+        ("sql/workers.rs all SQL", &[]),
+        ("sql/workers.rs void SQL", &[]),
+        ("sql/workers.rs strike UNKEEP", &[]),
         ("sql/mod.rs load SQL", &[(1, 2)]),
         ("sql/groups.rs turn_of SQL", &[(1, queue)]),
         ("sql/groups.rs first_live SQL", &[(1, queue)]),
@@ -377,7 +384,7 @@ fn stats_cost_the_same_whatever_lies_in_the_file() {
         ("sql/look.rs stats SQL", &[]),
         ("sql/look.rs oldest_waiting READY", &[(1, 1)]),
         ("sql/look.rs oldest_waiting DUE", &[(1, 1), (2, now)]),
-        ("sql/look.rs stuck SQL", &[(1, 1_000_000), (2, now - 30_000), (3, now)]),
+        ("sql/look.rs stuck SQL", &[(1, 1_000_000), (2, now), (3, now), (4, now)]),
     ];
     let mut found = Vec::new();
     for (name, params) in looks {

@@ -380,23 +380,35 @@ fn a_receipt_is_a_text_and_its_text_is_the_receipt() {
     sound(&store);
 }
 
-/// A start that was superseded may settle what it holds, as long as its successor has not taken it; it may not hold on to it.
+/// What a start held that is over may still be settled, as long as its successor has not taken it; it may not be kept.
 #[test]
 fn a_superseded_start_settles_what_it_holds_but_cannot_keep_it_from_its_successor() {
-    let (store, _) = memory_with(Store::options().retention(HOUR));
-    store.queue("q").enqueue_all(["a", "b", "c"]).unwrap();
-    let old = store.worker("w").unwrap();
-    let claims = old.claim_batch("q", 3).unwrap();
-    let new = store.worker("w").unwrap();
-    assert_eq!(claims[0].ack().unwrap(), Settled::Now(Status::Done));
+    for reboot in [false, true] {
+        let (store, clock) = memory_with(Store::options().retention(HOUR));
+        store.queue("q").enqueue_all(["a", "b", "c"]).unwrap();
+        let old = store.worker("w").unwrap();
+        let claims = old.claim_batch("q", 3).unwrap();
+        let receipts: Vec<_> = claims.iter().map(|claim| claim.receipt()).collect();
+        // A program of the boot before that lives on, or one that has ended while somebody has its receipts.
+        let _living = if reboot {
+            clock.reboot();
+            Some((old, claims))
+        } else {
+            drop((old, claims));
+            None
+        };
+        let new = store.worker("w").unwrap();
+        assert_eq!(store.ack(receipts[0]).unwrap(), Settled::Now(Status::Done));
 
-    let taken = next(&new, "q");
-    assert_eq!((taken.id(), taken.crashes()), (claims[1].id(), 1));
-    assert_stale(claims[1].ack(), claims[1].receipt(), Status::Processing, Some("w"));
+        let taken = next(&new, "q");
+        assert_eq!((taken.id(), taken.crashes()), (receipts[1].id(), 1));
+        assert_stale(store.ack(receipts[1]), receipts[1], Status::Processing, Some("w"));
 
-    // Whatever the answer to the late heartbeat is: the claim was void from the restart on.
-    let _ = claims[2].extend(HOUR);
-    let verdict = new.claim_id(claims[2].id()).unwrap();
-    assert!(matches!(verdict, Verdict::Recovered(_)), "{verdict:?}");
-    sound(&store);
+        // The late heartbeat is refused: the claim was void from the restart on.
+        let late = store.settle(receipts[2], Settle::Extend { lease: HOUR });
+        assert_stale(late, receipts[2], Status::Processing, Some("w"));
+        let verdict = new.claim_id(receipts[2].id()).unwrap();
+        assert!(matches!(verdict, Verdict::Recovered(_)), "{verdict:?}");
+        sound(&store);
+    }
 }

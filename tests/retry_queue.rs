@@ -115,6 +115,7 @@ fn a_message_that_kills_its_workers_is_given_up() {
                 assert_eq!((claim.id(), claim.crashes(), claim.attempts()), (poison, crash, crash + 1), "{what}");
                 let how = if other || crash == 0 { How::Claimed } else { How::Recovered };
                 assert_eq!(claim.how(), how, "{what}");
+                drop(claim);
                 lose(&store, &clock);
                 if other {
                     // A restart of its label makes the claim void for everybody.
@@ -510,27 +511,38 @@ fn a_deferred_message_is_kept_for_its_worker_until_due_and_grace_and_then_for_an
 #[test]
 fn a_deferred_message_comes_back_without_a_crash_whoever_comes_for_it() {
     let (store, clock) = memory();
-    for step in 0..8 {
+    for step in 0..10 {
         let id = store.queue("q").enqueue("x").unwrap().id();
         let old = store.worker("w").unwrap();
         next(&old, "q").defer(SECOND).unwrap();
-        let claimer = match step % 4 {
+        let mut living = None;
+        let claimer = match step % 5 {
             0 => old,
-            1 => store.worker("w").unwrap(),
+            1 => {
+                drop(old);
+                store.worker("w").unwrap()
+            }
             2 => {
+                living = Some(old);
                 clock.reboot();
                 store.worker("w").unwrap()
             }
+            3 => {
+                drop(old);
+                store.worker("other").unwrap()
+            }
             _ => {
+                living = Some(old);
                 clock.advance(DEFERRAL_GRACE);
                 store.worker("other").unwrap()
             }
         };
         clock.advance(SECOND);
-        let claim = if step < 4 { next(&claimer, "q") } else { claimer.claim_id(id).unwrap().claim().unwrap() };
-        let how = [How::Resumed, How::Recovered, How::Recovered, How::Claimed][step % 4];
+        let claim = if step < 5 { next(&claimer, "q") } else { claimer.claim_id(id).unwrap().claim().unwrap() };
+        let how = [How::Resumed, How::Recovered, How::Recovered, How::Claimed, How::Claimed][step % 5];
         assert_eq!((claim.id(), claim.how(), claim.crashes(), claim.attempts()), (id, how, 0, 1), "{step}");
         claim.ack().unwrap();
+        drop(living);
     }
     sound(&store);
 }

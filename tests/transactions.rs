@@ -160,32 +160,36 @@ fn the_effect_and_the_ack_are_one_commit() {
 /// A late worker cannot write its effects: whatever has happened to its claim meanwhile.
 #[test]
 fn a_claim_that_was_lost_is_refused_and_nothing_changes() {
-    type Loss = (&'static str, fn(&App, relet::Receipt));
-    let losses: [Loss; 8] = [
+    type Loss = (&'static str, fn(&App, &relet::Claim));
+    let losses: [Loss; 9] = [
         ("taken over", |app, _| {
             app.clock.advance(Duration::from_secs(61));
             let _ = app.store.worker("other").unwrap().claim("mail").unwrap().unwrap();
         }),
-        ("resumed", |app, receipt| {
+        ("resumed", |_, claim| {
+            assert!(matches!(claim.worker().claim_id(claim.id()).unwrap(), Verdict::Resumed(_)));
+        }),
+        ("recovered", |app, claim| {
+            app.clock.reboot();
             let worker = app.store.worker("w").unwrap();
-            assert!(matches!(worker.claim_id(receipt.id()).unwrap(), Verdict::Recovered(_)));
+            assert!(matches!(worker.claim_id(claim.id()).unwrap(), Verdict::Recovered(_)));
         }),
-        ("cancelled", |app, receipt| app.store.cancel(receipt.id()).unwrap()),
-        ("acked", |app, receipt| assert_eq!(app.store.ack(receipt).unwrap(), Settled::Now(Status::Done))),
-        ("failed", |app, receipt| {
+        ("cancelled", |app, claim| app.store.cancel(claim.id()).unwrap()),
+        ("acked", |app, claim| assert_eq!(app.store.ack(claim.receipt()).unwrap(), Settled::Now(Status::Done))),
+        ("failed", |app, claim| {
             let how = Settle::Fail { error: "no".into(), retry_in: Some(Duration::ZERO) };
-            app.store.settle(receipt, how).unwrap();
+            app.store.settle(claim.receipt(), how).unwrap();
         }),
-        ("deferred", |app, receipt| {
+        ("deferred", |app, claim| {
             let how = Settle::Defer { delay: Duration::ZERO, reason: "later".into() };
-            app.store.settle(receipt, how).unwrap();
+            app.store.settle(claim.receipt(), how).unwrap();
         }),
-        ("rejected", |app, receipt| {
+        ("rejected", |app, claim| {
             let how = Settle::Reject { error: "no".into() };
-            app.store.settle(receipt, how).unwrap();
+            app.store.settle(claim.receipt(), how).unwrap();
         }),
-        ("released", |app, receipt| {
-            app.store.settle(receipt, Settle::Release).unwrap();
+        ("released", |app, claim| {
+            app.store.settle(claim.receipt(), Settle::Release).unwrap();
         }),
     ];
     for (how, lose) in losses {
@@ -193,7 +197,7 @@ fn a_claim_that_was_lost_is_refused_and_nothing_changes() {
         app.store.queue("mail").enqueue_all(["a", "bystander"]).unwrap();
         let worker = app.store.worker("w").unwrap();
         let claim = worker.claim("mail").unwrap().unwrap();
-        lose(&app, claim.receipt());
+        lose(&app, &claim);
         let before = app.relet();
         for call in [relet::Claim::guard, relet::Claim::ack_in] {
             let tx = app.begin();

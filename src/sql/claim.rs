@@ -3,19 +3,19 @@
 //! `judge` says of one message whether a worker may have it, and if not, why not. A claim by id, `why`, and the check of
 //! the claim that was picked all ask it. `claim_next` finds its candidate by index seeks alone:
 //!
-//! 1. `Look` is one statement of seeks: is anything due, void or abandoned in this queue, and what heads each route?
+//! 1. `Look` is one statement of seeks: is anything due, void, or deferred and due in this queue?
 //! 2. What is due joins the ready index; void claims are taken back (one crash each); both in bounded steps.
 //! 3. The worker's own due deferred message goes first, then the head with the highest priority, then the lowest id.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rusqlite::params;
+use rusqlite::{OptionalExtension, params};
 
 use crate::clock::{Now, millis};
 use crate::error::{Error, Result};
 use crate::message::CRASHES_MAX;
-use crate::options::DEFERRAL_GRACE;
 use crate::receipt::Receipt;
 use crate::sql::dead::By;
 use crate::sql::{Record, Tx, WaitsFor, dead, groups, meta, queues, retry_queue};
@@ -87,16 +87,18 @@ pub(crate) enum ById {
     NotFound,
 }
 
-/// What a claim of the next message came to.
-pub(crate) enum Next {
-    Taken(Box<Taken>),
-    Nothing,
+/// What a claim of the next messages came to.
+#[derive(Default)]
+pub(crate) struct Next {
+    pub(crate) taken: Vec<Taken>,
     /// The step was full with clearing the way; commit it and claim again.
-    Again,
+    pub(crate) again: bool,
 }
 
 /// Due messages that join the ready index, and void claims that are taken back, in one claim: so that no claim is long.
 const STEP_MAX: usize = 1000;
+/// Ready messages that are read at once, with their payloads.
+const READY_MAX: usize = 100;
 
 /// May this worker have this message now? If so, how.
 pub(crate) fn judge(
@@ -141,15 +143,12 @@ pub(crate) fn judge(
             Some(until) => Err(Obstacle::Deferred { by: owner.clone(), until }),
             None if same_start => Ok(How::Resumed),
             None if mine => Ok(How::Recovered),
-            None if abandoned_at(record) <= now.wall => Ok(How::Claimed),
-            None => Err(Obstacle::Deferred { by: owner.clone(), until: abandoned_at(record) }),
+            None => match retry_queue::kept_until(conn, record.id)? {
+                until if until <= now.wall => Ok(How::Claimed),
+                until => Err(Obstacle::Deferred { by: owner.clone(), until }),
+            },
         },
     })
-}
-
-/// When a deferred message is no longer kept for its worker.
-pub(crate) fn abandoned_at(record: &Record) -> i64 {
-    record.due_at.unwrap_or(0).saturating_add(millis(DEFERRAL_GRACE))
 }
 
 /// Claims this very message.
@@ -182,135 +181,117 @@ pub(crate) fn claim_id(tx: &mut Tx<'_>, id: i64, who: &Who) -> Result<ById> {
         Some(_) => None,
         None => queues::lease_of(tx.conn, record.queue)?,
     };
-    Ok(take(tx, record, payload, who, queue_lease_ms, how)?.map_or(DEAD, ById::Taken))
+    Ok(take(tx, record, payload, who, queue_lease_ms, how)?.map_or(DEAD, |taken| ById::Taken(Box::new(taken))))
 }
 
-/// Claims the next message of a queue.
-pub(crate) fn claim_next(tx: &mut Tx<'_>, queue: &str, who: &Who) -> Result<Next> {
-    let Some(queue) = queues::find(tx.conn, queue)? else { return Ok(Next::Nothing) };
+/// Claims the next messages of a queue, up to `wanted`.
+pub(crate) fn claim_next(tx: &mut Tx<'_>, queue: &str, who: &Who, wanted: usize) -> Result<Next> {
+    let mut next = Next::default();
     for _ in 0..STEP_MAX {
-        let look = Look::at(tx, queue.id, who)?;
+        let Some(look) = Look::at(tx, queue)? else { return Ok(next) };
         if look.ahead {
             meta::restart_waits(tx.conn, tx.now.wall)?;
             continue;
         }
         // What has become due joins the line before anything is handed out, or the order would not hold.
-        if look.due && promote_due(tx, queue.id)? == STEP_MAX {
-            return Ok(Next::Again);
-        }
-        if look.void || look.own_deferred {
-            let candidate = own(tx, queue.id, who)?;
-            if let Some((record, payload, how)) = candidate {
-                if !dead::give_up_if_spoiled(tx, &record, &payload)?
-                    && let Some(taken) = take(tx, record, payload, who, queue.lease_ms, how)?
-                {
-                    return Ok(Next::Taken(taken));
+        let mut cleared = if look.due { promote_due(tx, look.queue)? } else { 0 };
+        if look.void || look.deferred {
+            if let Some((record, payload, how)) = own(tx, look.queue, who)? {
+                if !dead::give_up_if_spoiled(tx, &record, &payload)? {
+                    next.taken.extend(take(tx, record, payload, who, look.lease_ms, how)?);
                 }
-                continue; // It died instead: look again.
+                if next.taken.len() == wanted {
+                    return Ok(next);
+                }
+                continue; // There may be more of its own.
             }
+            cleared += take_back_some(tx, look.queue)?;
         }
-        if (look.void || look.abandoned) && take_back_some(tx, queue.id)? >= STEP_MAX {
-            return Ok(Next::Again);
+        if cleared >= STEP_MAX {
+            break;
         }
         // What has just become ready counts as well.
-        let look = if look.cleared_the_way() { Look::at(tx, queue.id, who)? } else { look };
-        match look.best(tx)? {
-            Some(id) => {
-                let Some((record, payload)) = Record::load_whole(tx.conn, id)? else { continue };
-                if !dead::give_up_if_spoiled(tx, &record, &payload)?
-                    && let Some(taken) = take(tx, record, payload, who, queue.lease_ms, How::Claimed)?
-                {
-                    return Ok(Next::Taken(taken));
-                }
-            }
-            None if look.cleared_the_way() => {}
-            None => return Ok(Next::Nothing),
+        let look = match cleared {
+            0 => look,
+            _ => Look::at(tx, queue)?.unwrap_or(look),
+        };
+        let ready = look.ready(tx, who, wanted - next.taken.len())?;
+        if ready.is_empty() && cleared == 0 {
+            return Ok(next);
+        }
+        for (record, payload) in ready {
+            let spoiled = dead::give_up_if_spoiled(tx, &record, &payload)?;
+            let taken = if spoiled { None } else { take(tx, record, payload, who, look.lease_ms, How::Claimed)? };
+            // If it died instead, the next of its group may come before the rest: look again.
+            let Some(taken) = taken else { break };
+            next.taken.push(taken);
+        }
+        if next.taken.len() == wanted {
+            return Ok(next);
         }
     }
-    Ok(Next::Again)
+    next.again = true;
+    Ok(next)
 }
 
 /// What a claim sees of a queue in one statement: seeks only, so it costs the same whatever lies in the file.
 struct Look {
+    queue: i64,
+    lease_ms: Option<i64>,
     /// A wait was set by a clock that is ahead of this one.
     ahead: bool,
+    /// Something that waited for an instant can join the ready index.
     due: bool,
+    /// A lease has run out.
     void: bool,
-    abandoned: bool,
-    own_deferred: bool,
-    heads: [Option<i64>; 4],
+    /// Something that was deferred is due: for its worker, or for anyone.
+    deferred: bool,
+    /// Something is ready on another route than `pending`.
+    routed: bool,
 }
 
 impl Look {
-    fn at(tx: &Tx<'_>, queue: i64, who: &Who) -> Result<Look> {
-        const SQL: &str = "SELECT
-            EXISTS (SELECT 1 FROM main.relet_messages INDEXED BY relet_due
-                     WHERE queue = ?1 AND waits_for = 'due' AND due_at <= ?2),
-            EXISTS (SELECT 1 FROM main.relet_messages INDEXED BY relet_leases
-                     WHERE queue = ?1 AND lease_until IS NOT NULL AND lease_until <= ?3),
-            EXISTS (SELECT 1 FROM main.relet_retry_queue INDEXED BY relet_retry_due
-                     WHERE queue = ?1 AND worker_id IS NOT NULL AND due_at <= ?4),
-            EXISTS (SELECT 1 FROM main.relet_retry_queue INDEXED BY relet_retry_kept
-                     WHERE queue = ?1 AND worker_id = ?5 AND worker_id IS NOT NULL AND due_at <= ?2),
-            (SELECT id FROM main.relet_messages INDEXED BY relet_ready
-              WHERE queue = ?1 AND status = 'pending' AND worker_id IS NULL AND waits_for IS NULL AND finished_at IS NULL
-              ORDER BY priority DESC, id LIMIT 1),
-            (SELECT id FROM main.relet_messages INDEXED BY relet_ready
-              WHERE queue = ?1 AND status = 'routing' AND worker_id IS NULL AND waits_for IS NULL AND finished_at IS NULL
-              ORDER BY priority DESC, id LIMIT 1),
-            (SELECT id FROM main.relet_messages INDEXED BY relet_ready
-              WHERE queue = ?1 AND status = 'queued' AND worker_id IS NULL AND waits_for IS NULL AND finished_at IS NULL
-              ORDER BY priority DESC, id LIMIT 1),
-            (SELECT id FROM main.relet_messages INDEXED BY relet_ready
-              WHERE queue = ?1 AND status = 'pending_local' AND worker_id IS NULL AND waits_for IS NULL
-                AND finished_at IS NULL
-              ORDER BY priority DESC, id LIMIT 1),
+    /// `None`: there is no such queue.
+    fn at(tx: &Tx<'_>, queue: &str) -> Result<Option<Look>> {
+        // The other routes' names are all behind 'pending' in the alphabet.
+        const SQL: &str = "SELECT q.id, q.lease_ms,
             EXISTS (SELECT 1 FROM main.relet_messages INDEXED BY relet_parked
-                     WHERE parked_at IS NOT NULL AND parked_at > ?2)";
-        let abandoned = tx.now.wall.saturating_sub(millis(DEFERRAL_GRACE));
-        let mut look = tx.conn.prepare_cached(SQL)?.query_row(
-            params![queue, tx.now.wall, tx.now.awake, abandoned, &*who.label],
-            |row| {
-                Ok(Look {
-                    due: row.get(0)?,
-                    void: row.get(1)?,
-                    abandoned: row.get(2)?,
-                    own_deferred: row.get(3)?,
-                    ahead: row.get(8)?,
-                    heads: [row.get(4)?, row.get(5)?, row.get(6)?, row.get(7)?],
-                })
-            },
-        )?;
-        for route in Route::ALL {
-            if !who.routes.contains(route) {
-                look.heads[route as usize] = None;
-            }
-        }
-        Ok(look)
+                     WHERE parked_at IS NOT NULL AND parked_at > ?2),
+            EXISTS (SELECT 1 FROM main.relet_messages INDEXED BY relet_due
+                     WHERE queue = q.id AND waits_for = 'due' AND due_at <= ?2),
+            EXISTS (SELECT 1 FROM main.relet_messages INDEXED BY relet_leases
+                     WHERE queue = q.id AND lease_until IS NOT NULL AND lease_until <= ?3),
+            EXISTS (SELECT 1 FROM main.relet_retry_queue INDEXED BY relet_retry_due
+                     WHERE queue = q.id AND worker_id IS NOT NULL AND due_at <= ?2),
+            EXISTS (SELECT 1 FROM main.relet_messages INDEXED BY relet_ready
+                     WHERE queue = q.id AND status > 'pending'
+                       AND worker_id IS NULL AND waits_for IS NULL AND finished_at IS NULL)
+            FROM main.relet_queues q WHERE q.name = ?1";
+        let look = tx.conn.prepare_cached(SQL)?.query_row(params![queue, tx.now.wall, tx.now.awake], |row| {
+            Ok(Look {
+                queue: row.get(0)?,
+                lease_ms: row.get(1)?,
+                ahead: row.get(2)?,
+                due: row.get(3)?,
+                void: row.get(4)?,
+                deferred: row.get(5)?,
+                routed: row.get(6)?,
+            })
+        });
+        Ok(look.optional()?)
     }
 
-    /// Whether this look found something to move out of the way of the heads.
-    fn cleared_the_way(&self) -> bool {
-        self.due || self.void || self.abandoned
-    }
-
-    /// The head that goes first: the highest priority, then the lowest id.
-    fn best(&self, tx: &Tx<'_>) -> Result<Option<i64>> {
-        const SQL: &str = "SELECT priority FROM main.relet_messages WHERE id = ?1";
-        let mut heads = self.heads.iter().flatten().copied();
-        let Some(first) = heads.next() else { return Ok(None) };
-        let mut rest = heads.peekable();
-        if rest.peek().is_none() {
-            return Ok(Some(first));
+    /// The ready messages that come first, up to `limit`: by priority, then by id. Where more routes than `pending` are in
+    /// use, one: the first of their heads.
+    fn ready(&self, tx: &Tx<'_>, who: &Who, limit: usize) -> Result<Vec<(Record, Vec<u8>)>> {
+        if !self.routed && who.routes.contains(Route::Pending) {
+            return Record::load_ready(tx.conn, self.queue, Route::Pending, limit.min(READY_MAX));
         }
-        let mut priority = tx.conn.prepare_cached(SQL)?;
-        let mut rank =
-            |id: i64| -> Result<(i64, i64)> { Ok((-priority.query_row([id], |row| row.get::<_, i64>(0))?, id)) };
-        let mut best = rank(first)?;
-        for id in rest {
-            best = best.min(rank(id)?);
+        let mut heads = Vec::new();
+        for route in Route::ALL.into_iter().filter(|route| self.routed && who.routes.contains(*route)) {
+            heads.extend(Record::load_ready(tx.conn, self.queue, route, 1)?);
         }
-        Ok(Some(best.1))
+        Ok(heads.into_iter().min_by_key(|(record, _)| (Reverse(record.priority), record.id)).into_iter().collect())
     }
 }
 
@@ -361,11 +342,11 @@ fn take_back_some(tx: &mut Tx<'_>, queue: i64) -> Result<usize> {
     const VOID: &str = "SELECT id FROM main.relet_messages INDEXED BY relet_leases
                          WHERE queue = ?1 AND lease_until IS NOT NULL AND lease_until <= ?2
                          ORDER BY lease_until LIMIT ?3";
-    const ABANDONED: &str = "SELECT message FROM main.relet_retry_queue INDEXED BY relet_retry_due
-                              WHERE queue = ?1 AND worker_id IS NOT NULL AND due_at <= ?2 ORDER BY due_at LIMIT ?3";
+    const ABANDONED: &str = "SELECT message FROM main.relet_retry_queue INDEXED BY relet_retry_free
+                              WHERE queue = ?1 AND kept_until IS NOT NULL AND kept_until <= ?2
+                              ORDER BY kept_until LIMIT ?3";
     let mut found = ids(tx, VOID, params![queue, tx.now.awake, STEP_MAX as i64])?;
-    let abandoned = tx.now.wall.saturating_sub(millis(DEFERRAL_GRACE));
-    found.extend(ids(tx, ABANDONED, params![queue, abandoned, STEP_MAX as i64])?);
+    found.extend(ids(tx, ABANDONED, params![queue, tx.now.wall, STEP_MAX as i64])?);
     for id in &found {
         if let Some(record) = Record::load(tx.conn, *id)? {
             take_back(tx, &record)?;
@@ -436,14 +417,15 @@ fn take(
     who: &Who,
     queue_lease_ms: Option<i64>,
     how: How,
-) -> Result<Option<Box<Taken>>> {
-    // The predicate of this whole crate: claimable, or in processing and mine. What makes the second half safe is the
-    // judgement that came before it, the new token, and the incarnation, which must be the one that is registered.
+) -> Result<Option<Taken>> {
+    // The predicate of this whole crate: status IN (the four that are claimable), or in processing and mine. What makes the
+    // second half safe is the judgement that came before it, the new token, and the incarnation, which must be the one that
+    // is registered. (Written with OR, since SQLite builds a list of constants as a b-tree at each run.)
     const SQL: &str = "UPDATE main.relet_messages
         SET status = 'processing', worker_id = ?2, incarnation = ?3, lease_until = ?4, lease_ms = ?5, claimed_at = ?6,
             token = ?7, epoch = ?8, attempts = ?9, crashes = ?10, waits_for = NULL, due_at = NULL, parked_at = NULL
         WHERE id = ?1
-          AND (status IN ('pending', 'queued', 'routing', 'pending_local')
+          AND (status = 'pending' OR status = 'queued' OR status = 'routing' OR status = 'pending_local'
                OR (status = 'processing' AND worker_id = ?2))
           AND (?3 = 0 OR EXISTS (SELECT 1 FROM main.relet_workers WHERE label = ?2 AND incarnation = ?3))";
     let crashed = how == How::Recovered && record.is_held();
@@ -484,5 +466,5 @@ fn take(
     record.attempts += 1;
     record.due_at = None;
     let receipt = record.receipt();
-    Ok(Some(Box::new(Taken { record, payload, receipt, how })))
+    Ok(Some(Taken { record, payload, receipt, how }))
 }

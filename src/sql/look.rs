@@ -8,9 +8,8 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 use crate::clock::{Now, millis, span};
 use crate::error::Result;
 use crate::message::MessageId;
-use crate::options::DEFERRAL_GRACE;
 use crate::sql::claim::{self, How, Obstacle, Routes, Who};
-use crate::sql::{PAYLOAD_COLUMN, Record, queues, select_record};
+use crate::sql::{PAYLOAD_COLUMN, Record, queues, retry_queue, select_record};
 use crate::state::Status;
 use crate::view::{Filter, QueueStats, Retrying, Snapshot, Stuck, Why};
 
@@ -110,7 +109,7 @@ pub(crate) fn why(conn: &Connection, id: i64, now: Now) -> Result<Option<Why>> {
         Err(Obstacle::Deferred { by, .. }) => Why::Deferred {
             by,
             due_at: record.due_at.unwrap_or(0),
-            abandoned_at: claim::abandoned_at(&record),
+            abandoned_at: retry_queue::kept_until(conn, id)?,
             reason: conn.prepare_cached(REASON)?.query_row([id], |row| row.get(0)).optional()?.unwrap_or_default(),
         },
         Err(Obstacle::Due { until }) => Why::Due { at: until, after_error: record.last_error },
@@ -128,6 +127,27 @@ pub(crate) fn why(conn: &Connection, id: i64, now: Now) -> Result<Option<Why>> {
         }
         Err(Obstacle::Route(_)) => Why::Ready,
     }))
+}
+
+/// How long it is until something in this queue becomes claimable by itself: it is due, kept no longer, or its lease runs out.
+pub(crate) fn next_event(conn: &Connection, queue: &str, now: Now) -> Result<Option<Duration>> {
+    const SQL: &str = "SELECT
+        (SELECT due_at FROM main.relet_messages INDEXED BY relet_due
+          WHERE queue = q.id AND waits_for = 'due' AND due_at > ?2 ORDER BY due_at LIMIT 1),
+        (SELECT due_at FROM main.relet_retry_queue INDEXED BY relet_retry_due
+          WHERE queue = q.id AND worker_id IS NOT NULL AND due_at > ?2 ORDER BY due_at LIMIT 1),
+        (SELECT kept_until FROM main.relet_retry_queue INDEXED BY relet_retry_free
+          WHERE queue = q.id AND kept_until IS NOT NULL AND kept_until > ?2 ORDER BY kept_until LIMIT 1),
+        (SELECT lease_until FROM main.relet_messages INDEXED BY relet_leases
+          WHERE queue = q.id AND lease_until IS NOT NULL AND lease_until > ?3 ORDER BY lease_until LIMIT 1)
+        FROM main.relet_queues q WHERE q.name = ?1";
+    let waits = conn.prepare_cached(SQL)?.query_row(params![queue, now.wall, now.awake], |row| {
+        let until = |column: usize, from: i64| {
+            Ok::<_, rusqlite::Error>(row.get::<_, Option<i64>>(column)?.map(|at| span(from, at)))
+        };
+        Ok([until(0, now.wall)?, until(1, now.wall)?, until(2, now.wall)?, until(3, now.awake)?])
+    });
+    Ok(waits.optional()?.and_then(|waits| waits.into_iter().flatten().min()))
 }
 
 /// The retry queue, the earliest first.
@@ -160,14 +180,13 @@ pub(crate) fn stuck(conn: &Connection, older_than: Duration, now: Now) -> Result
          WHERE m.queue = q.id AND m.lease_until IS NOT NULL AND m.lease_until <= ?1 AND min(m.claimed_at, ?4) <= ?3
         UNION ALL
         SELECT m.id, q.name, m.worker_id, m.claimed_at, NULL, r.due_at, m.attempts
-          FROM main.relet_queues q CROSS JOIN main.relet_retry_queue r INDEXED BY relet_retry_due
+          FROM main.relet_queues q CROSS JOIN main.relet_retry_queue r INDEXED BY relet_retry_free
           JOIN main.relet_messages m ON m.id = r.message
-         WHERE r.queue = q.id AND r.worker_id IS NOT NULL AND r.due_at <= ?2 AND min(m.claimed_at, ?4) <= ?3
+         WHERE r.queue = q.id AND r.kept_until IS NOT NULL AND r.kept_until <= ?2 AND min(m.claimed_at, ?4) <= ?3
          ORDER BY 4, 1";
-    let abandoned = now.wall.saturating_sub(millis(DEFERRAL_GRACE));
     let claimed = now.wall.saturating_sub(millis(older_than));
     let mut statement = conn.prepare_cached(SQL)?;
-    let rows = statement.query_map(params![now.awake, abandoned, claimed, now.wall], |row| {
+    let rows = statement.query_map(params![now.awake, now.wall, claimed, now.wall], |row| {
         let overdue = match (row.get::<_, Option<i64>>(4)?, row.get::<_, Option<i64>>(5)?) {
             // Voided by a restart of its worker or the machine: when its lease would have ended is not known.
             (Some(lease_until), _) if lease_until == 0 || now.awake == i64::MAX => Duration::ZERO,

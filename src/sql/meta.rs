@@ -57,8 +57,10 @@ pub(crate) fn last_message(conn: &Connection) -> Result<i64> {
 pub(crate) fn void_all_claims(conn: &Connection) -> Result<()> {
     const LEASES: &str =
         "UPDATE main.relet_messages INDEXED BY relet_leases SET lease_until = 0 WHERE lease_until IS NOT NULL";
+    const KEPT: &str = "UPDATE main.relet_retry_queue SET kept_until = due_at WHERE kept_until IS NOT NULL";
     const WORKERS: &str = "DELETE FROM main.relet_workers";
     conn.prepare_cached(LEASES)?.execute([])?;
+    conn.prepare_cached(KEPT)?.execute([])?;
     conn.prepare_cached(WORKERS)?.execute([])?;
     Ok(())
 }
@@ -67,7 +69,8 @@ pub(crate) fn void_all_claims(conn: &Connection) -> Result<()> {
 pub(crate) fn restart_waits(conn: &Connection, now: i64) -> Result<()> {
     const ANY: &str = "SELECT EXISTS (SELECT 1 FROM main.relet_messages INDEXED BY relet_parked
                                        WHERE parked_at IS NOT NULL AND parked_at > ?1)";
-    const RETRIES: &str = "UPDATE main.relet_retry_queue AS r SET due_at = ?1 + (r.due_at - m.parked_at)
+    const RETRIES: &str = "UPDATE main.relet_retry_queue AS r
+                              SET due_at = ?1 + (r.due_at - m.parked_at), kept_until = ?1 + (r.kept_until - m.parked_at)
                              FROM main.relet_messages m
                             WHERE m.id = r.message AND m.parked_at > ?1";
     const MESSAGES: &str = "UPDATE main.relet_messages INDEXED BY relet_parked

@@ -16,7 +16,7 @@ pub(crate) mod workers;
 use std::time::Duration;
 
 use rusqlite::types::{FromSql, FromSqlError, FromSqlResult, ToSql, ToSqlOutput, ValueRef};
-use rusqlite::{Connection, OptionalExtension, Row};
+use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use crate::clock::Now;
 use crate::error::{Error, Result};
@@ -192,18 +192,35 @@ impl Record {
     /// The message with this id, and its payload.
     pub(crate) fn load_whole(conn: &Connection, id: i64) -> Result<Option<(Record, Vec<u8>)>> {
         const SQL: &str = select_record!("WHERE m.id = ?1");
-        let found = conn
-            .prepare_cached(SQL)?
-            .query_row([id], |row| Ok((Record::read(row)?, row.get::<_, Option<Vec<u8>>>(PAYLOAD_COLUMN)?)))
-            .optional()?;
-        match found {
-            None => Ok(None),
-            Some((record, Some(payload))) => Ok(Some((record, payload))),
-            Some((record, None)) => {
-                let payload = large_payload(conn, record.id)?;
-                Ok(Some((record, payload)))
-            }
-        }
+        let found = conn.prepare_cached(SQL)?.query_row([id], Record::read_whole).optional()?;
+        found.map(|found| Record::whole(conn, found)).transpose()
+    }
+
+    /// The first messages, up to `limit`, of those that are ready on this route.
+    pub(crate) fn load_ready(
+        conn: &Connection,
+        queue: i64,
+        route: Route,
+        limit: usize,
+    ) -> Result<Vec<(Record, Vec<u8>)>> {
+        const SQL: &str = select_record!(
+            "INDEXED BY relet_ready WHERE m.queue = ?1 AND m.status = ?2
+                AND m.worker_id IS NULL AND m.waits_for IS NULL AND m.finished_at IS NULL
+              ORDER BY m.priority DESC, m.id LIMIT ?3"
+        );
+        let mut statement = conn.prepare_cached(SQL)?;
+        let found = statement.query_map(params![queue, route, limit as i64], Record::read_whole)?;
+        found.map(|found| Record::whole(conn, found?)).collect()
+    }
+
+    fn read_whole(row: &Row<'_>) -> rusqlite::Result<(Record, Option<Vec<u8>>)> {
+        Ok((Record::read(row)?, row.get(PAYLOAD_COLUMN)?))
+    }
+
+    /// Fetches the payload where it lies beside its message.
+    fn whole(conn: &Connection, (record, payload): (Record, Option<Vec<u8>>)) -> Result<(Record, Vec<u8>)> {
+        let payload = payload.map_or_else(|| large_payload(conn, record.id), Ok)?;
+        Ok((record, payload))
     }
 
     pub(crate) fn id(&self) -> MessageId {

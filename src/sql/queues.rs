@@ -11,13 +11,11 @@ use crate::state::Status;
 pub(crate) struct QueueRow {
     pub(crate) id: i64,
     pub(crate) max_attempts: Option<u32>,
-    pub(crate) lease_ms: Option<i64>,
 }
 
 pub(crate) fn find(conn: &Connection, name: &str) -> Result<Option<QueueRow>> {
-    const SQL: &str = "SELECT id, max_attempts, lease_ms FROM main.relet_queues WHERE name = ?1";
-    let read =
-        |row: &rusqlite::Row<'_>| Ok(QueueRow { id: row.get(0)?, max_attempts: row.get(1)?, lease_ms: row.get(2)? });
+    const SQL: &str = "SELECT id, max_attempts FROM main.relet_queues WHERE name = ?1";
+    let read = |row: &rusqlite::Row<'_>| Ok(QueueRow { id: row.get(0)?, max_attempts: row.get(1)? });
     Ok(conn.prepare_cached(SQL)?.query_row([name], read).optional()?)
 }
 

@@ -1,11 +1,13 @@
 //! `relet_retry_queue`: the messages whose next try is set for later.
 
-use rusqlite::params;
+use rusqlite::{Connection, OptionalExtension, params};
 
+use crate::clock::millis;
 use crate::error::Result;
+use crate::options::DEFERRAL_GRACE;
 use crate::sql::{Record, Tx};
 
-/// Puts a message there, replacing its row if it has one. `worker` keeps it for that worker.
+/// Puts a message there. `worker` keeps it for that worker, for [`DEFERRAL_GRACE`] after it is due.
 pub(crate) fn put(
     tx: &mut Tx<'_>,
     record: &Record,
@@ -14,11 +16,32 @@ pub(crate) fn put(
     reason: &str,
     count: u32,
 ) -> Result<()> {
-    const SQL: &str = "INSERT INTO main.relet_retry_queue (message, queue, worker_id, due_at, reason, count)
-                       VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
-    tx.conn.prepare_cached(SQL)?.execute(params![record.id, record.queue, worker, due_at, reason, count])?;
+    const SQL: &str =
+        "INSERT INTO main.relet_retry_queue (message, queue, worker_id, due_at, kept_until, reason, count)
+                       VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
+    let kept_until = worker.map(|_| due_at.saturating_add(millis(DEFERRAL_GRACE)));
+    tx.conn.prepare_cached(SQL)?.execute(params![
+        record.id,
+        record.queue,
+        worker,
+        due_at,
+        kept_until,
+        reason,
+        count
+    ])?;
     tx.count_retrying(record.queue, 1);
     Ok(())
+}
+
+/// When a deferred message is no longer kept for its worker.
+pub(crate) fn kept_until(conn: &Connection, message: i64) -> Result<i64> {
+    const SQL: &str = "SELECT kept_until FROM main.relet_retry_queue WHERE message = ?1";
+    Ok(conn
+        .prepare_cached(SQL)?
+        .query_row([message], |row| row.get::<_, Option<i64>>(0))
+        .optional()?
+        .flatten()
+        .unwrap_or(0))
 }
 
 /// Takes a message out, if it is there.

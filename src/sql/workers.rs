@@ -1,28 +1,69 @@
-//! `relet_workers`: which incarnation of a label is the present one.
+//! `relet_workers`: the running workers, and which incarnation of a label is the present one.
 
-use rusqlite::params;
+use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use crate::error::Result;
-use crate::sql::{Tx, meta};
+use crate::sql::Tx;
 
-/// Registers a new incarnation of a label and returns it. Every claim that an earlier one still holds is void from now on.
-pub(crate) fn register(tx: &Tx<'_>, label: &str, pid: u32) -> Result<i64> {
-    const REGISTER: &str =
-        "INSERT INTO main.relet_workers (label, incarnation, pid, started_at) VALUES (?1, ?2, ?3, ?4)
-        ON CONFLICT (label) DO UPDATE
-        SET incarnation = excluded.incarnation, pid = excluded.pid, started_at = excluded.started_at";
-    const VOID: &str = "UPDATE main.relet_messages INDEXED BY relet_leases SET lease_until = 0
-                         WHERE lease_until IS NOT NULL AND worker_id = ?1 AND incarnation NOT IN (0, ?2)";
-    let incarnation = meta::get::<i64>(tx.conn, "incarnation")?.unwrap_or(0) + 1;
-    meta::set(tx.conn, "incarnation", incarnation)?;
-    tx.conn.prepare_cached(REGISTER)?.execute(params![label, incarnation, pid, tx.now.wall])?;
-    tx.conn.prepare_cached(VOID)?.execute(params![label, incarnation])?;
-    Ok(incarnation)
+/// A registered worker.
+#[derive(Debug, Clone)]
+pub(crate) struct WorkerRow {
+    pub(crate) label: String,
+    pub(crate) incarnation: i64,
+    pub(crate) pid: u32,
+    pub(crate) started_at: i64,
+    /// The name of the file whose lock it holds; `None` in memory.
+    pub(crate) lock: Option<String>,
 }
 
-/// The incarnation ends in good order; what it still holds keeps its lease.
-pub(crate) fn deregister(tx: &Tx<'_>, label: &str, incarnation: i64) -> Result<()> {
-    const SQL: &str = "DELETE FROM main.relet_workers WHERE label = ?1 AND incarnation = ?2";
-    tx.conn.prepare_cached(SQL)?.execute(params![label, incarnation])?;
+impl WorkerRow {
+    fn read(row: &Row<'_>) -> rusqlite::Result<WorkerRow> {
+        Ok(WorkerRow {
+            label: row.get(0)?,
+            incarnation: row.get(1)?,
+            pid: row.get(2)?,
+            started_at: row.get(3)?,
+            lock: row.get(4)?,
+        })
+    }
+}
+
+pub(crate) fn find(conn: &Connection, label: &str) -> Result<Option<WorkerRow>> {
+    const SQL: &str = "SELECT label, incarnation, pid, started_at, lock FROM main.relet_workers WHERE label = ?1";
+    Ok(conn.prepare_cached(SQL)?.query_row([label], WorkerRow::read).optional()?)
+}
+
+pub(crate) fn all(conn: &Connection) -> Result<Vec<WorkerRow>> {
+    const SQL: &str = "SELECT label, incarnation, pid, started_at, lock FROM main.relet_workers ORDER BY label";
+    let mut statement = conn.prepare_cached(SQL)?;
+    let rows = statement.query_map([], WorkerRow::read)?;
+    Ok(rows.collect::<rusqlite::Result<_>>()?)
+}
+
+pub(crate) fn register(tx: &Tx<'_>, label: &str, incarnation: i64, lock: Option<&str>) -> Result<()> {
+    const SQL: &str =
+        "INSERT INTO main.relet_workers (label, incarnation, pid, started_at, lock) VALUES (?1, ?2, ?3, ?4, ?5)";
+    let pid = std::process::id();
+    tx.conn.prepare_cached(SQL)?.execute(params![label, incarnation, pid, tx.now.wall, lock])?;
+    Ok(())
+}
+
+/// Makes void what any start of this label still holds. (What is detached has no start, only its lease.)
+pub(crate) fn void(tx: &Tx<'_>, label: &str) -> Result<()> {
+    const SQL: &str = "UPDATE main.relet_messages INDEXED BY relet_leases SET lease_until = 0
+                        WHERE lease_until IS NOT NULL AND worker_id = ?1 AND incarnation <> 0";
+    tx.conn.prepare_cached(SQL)?.execute([label])?;
+    Ok(())
+}
+
+/// A start of the label has ended: its name is free, and what it deferred is anyone's when it is due.
+pub(crate) fn strike(tx: &Tx<'_>, label: &str, incarnation: i64) -> Result<()> {
+    const STRIKE: &str = "DELETE FROM main.relet_workers WHERE label = ?1 AND incarnation = ?2";
+    const UNKEEP: &str = "UPDATE main.relet_retry_queue INDEXED BY relet_retry_kept SET kept_until = due_at
+                           WHERE queue IN (SELECT id FROM main.relet_queues) AND worker_id = ?1 AND worker_id IS NOT NULL
+                             AND kept_until > due_at";
+    if tx.conn.prepare_cached(STRIKE)?.execute(params![label, incarnation])? == 1 {
+        tx.conn.prepare_cached(UNKEEP)?.execute([label])?;
+    }
     Ok(())
 }

@@ -223,6 +223,39 @@ impl Child {
         input.write_all(format!("{line}\n").as_bytes()).and_then(|()| input.flush()).unwrap();
     }
 
+    pub fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// SIGSTOP: from its return on, none of its threads does anything.
+    pub fn stop(&self) {
+        self.signal("STOP");
+        while !self.is_stopped() {
+            std::thread::yield_now();
+        }
+    }
+
+    /// SIGCONT.
+    pub fn go_on(&self) {
+        self.signal("CONT");
+    }
+
+    fn signal(&self, name: &str) {
+        let kill = format!("kill -{name} {}", self.pid());
+        assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success(), "{kill}");
+    }
+
+    fn is_stopped(&self) -> bool {
+        let pid = self.pid().to_string();
+        match std::fs::read_dir(format!("/proc/{pid}/task")) {
+            Ok(mut threads) => threads.all(|thread| {
+                let stat = std::fs::read_to_string(thread.unwrap().path().join("stat")).unwrap();
+                stat.rsplit_once(") ").unwrap().1.starts_with('T')
+            }),
+            Err(_) => Command::new("ps").args(["-o", "stat=", "-p", &pid]).output().unwrap().stdout.starts_with(b"T"),
+        }
+    }
+
     /// SIGKILL. What it has said before can still be heard.
     pub fn kill(&mut self) {
         self.process.kill().unwrap();

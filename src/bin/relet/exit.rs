@@ -94,7 +94,9 @@ pub(crate) fn exit_of(error: &Error) -> Exit {
         Error::Busy { .. } | Error::Pool { .. } => Exit::Busy,
         Error::QueueName { .. } | Error::Text { .. } | Error::Range { .. } | Error::Parse { .. } => Exit::Usage,
         Error::Gone { .. } => Exit::Nothing,
-        Error::Stale { .. } | Error::Cancelled { .. } | Error::Superseded { .. } => Exit::Lost,
+        Error::Stale { .. } | Error::Cancelled { .. } | Error::Superseded { .. } | Error::LabelTaken { .. } => {
+            Exit::Lost
+        }
         _ => Exit::Failed,
     }
 }

@@ -13,10 +13,7 @@ use crate::json::Object;
 use crate::look::check_named;
 use crate::output::{Out, clean, count, say};
 use crate::render;
-use crate::time::{Stopwatch, span, stamp_and_distance};
-
-/// Pause between two looks for a message that is waited for.
-const POLL: Duration = Duration::from_millis(50);
+use crate::time::{span, stamp_and_distance};
 
 pub(crate) fn enqueue(global: &Global, out: &mut Out, args: &args::Enqueue) -> Outcome {
     let payload = match &args.payload {
@@ -92,14 +89,17 @@ pub(crate) fn claim(global: &Global, out: &mut Out, args: &args::Claim) -> Outco
     }
     // The group of arguments in args.rs wants one of queue and id.
     let queue = args.queue.as_deref().unwrap_or_default();
-    let watch = Stopwatch::start();
-    loop {
-        let claims = worker.claim_batch(queue, args.number.into())?;
-        if !claims.is_empty() {
-            return hand_out(&store, out, &claims, args.number > 1);
-        }
-        let Some(left) = watch.left(args.wait) else { break };
-        std::thread::sleep(left.min(POLL));
+    let mut claims = worker.claim_batch(queue, args.number.into())?;
+    if claims.is_empty()
+        && let Some(first) = worker.claim_wait(queue, args.wait)?
+    {
+        // What came together with the one that was waited for. Its error would lose the first one, and comes again anyway.
+        let others = worker.claim_batch(queue, usize::from(args.number) - 1).unwrap_or_default();
+        claims.push(first);
+        claims.extend(others);
+    }
+    if !claims.is_empty() {
+        return hand_out(&store, out, &claims, args.number > 1);
     }
     let waited = if args.wait.is_zero() { String::new() } else { format!(" within {}", span(args.wait)) };
     Err(Failure::nothing(format!(

@@ -1,0 +1,155 @@
+//! Liveness: the death of an owner is seen at once.
+//!
+//! A running worker holds an exclusive lock on a file of its own, beside the store. The kernel lets go of it when the
+//! process dies, also under `kill -9` and across containers; no process id is judged. Whoever can take a shared lock on
+//! that file knows that its owner is dead. (Shared, so that two who look at the same moment do not take each other for
+//! the owner.) The file's name is random and never used twice, so it is the very file that was locked, or none; a missing
+//! file proves nothing, and then the lease decides. Locks are taken and probed only inside a write transaction.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::clock::Stopwatch;
+use crate::error::{Error, Result};
+use crate::random;
+use crate::sql::workers::{self, WorkerRow};
+use crate::sql::{Tx, meta};
+
+/// How often claims look for dead owners while there is something else to claim.
+const LOOK_EVERY: Duration = Duration::from_millis(25);
+
+/// Where the workers of a store hold their locks.
+#[derive(Debug)]
+pub(crate) struct Liveness {
+    /// `None`: in memory, where a worker lives as long as its row.
+    folder: Option<PathBuf>,
+    looked: Mutex<Option<Stopwatch>>,
+}
+
+/// What a worker holds while it lives.
+#[derive(Debug)]
+pub(crate) struct Lock {
+    path: PathBuf,
+    _file: File,
+}
+
+impl Lock {
+    /// Ends in good order: the file goes with the lock.
+    pub(crate) fn remove(self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Probe {
+    Alive,
+    Dead,
+    Unknown,
+}
+
+impl Liveness {
+    pub(crate) fn new(folder: Option<PathBuf>) -> Liveness {
+        Liveness { folder, looked: Mutex::new(None) }
+    }
+
+    /// Whether it is time to look for dead owners again.
+    pub(crate) fn is_due(&self) -> bool {
+        let mut looked = self.looked.lock();
+        let due = looked.as_ref().is_none_or(|looked| looked.elapsed() >= LOOK_EVERY);
+        if due {
+            *looked = Some(Stopwatch::start());
+        }
+        due
+    }
+
+    /// Registers a new incarnation of a label and takes its lock. What an earlier one still holds is void from then on.
+    pub(crate) fn start(&self, tx: &mut Tx<'_>, label: &str) -> Result<(i64, Option<Lock>)> {
+        self.sweep(tx)?;
+        self.bury_dead(tx)?;
+        if let Some(row) = workers::find(tx.conn, label)? {
+            if self.probe(&row) == Probe::Alive {
+                return Err(Error::LabelTaken { label: row.label, pid: row.pid, started_at: row.started_at });
+            }
+            workers::strike(tx, label, row.incarnation)?;
+        }
+        workers::void(tx, label)?;
+        let lock = self.folder.as_deref().map(lock).transpose()?;
+        let name = lock.as_ref().and_then(|lock| lock.path.file_name()?.to_str().map(str::to_owned));
+        let incarnation = meta::get::<i64>(tx.conn, "incarnation")?.unwrap_or(0) + 1;
+        meta::set(tx.conn, "incarnation", incarnation)?;
+        workers::register(tx, label, incarnation, name.as_deref())?;
+        Ok((incarnation, lock))
+    }
+
+    /// Makes the claims of dead owners void. Returns whether there were any.
+    pub(crate) fn bury_dead(&self, tx: &mut Tx<'_>) -> Result<bool> {
+        let mut any = false;
+        for row in workers::all(tx.conn)? {
+            if self.probe(&row) == Probe::Dead {
+                workers::void(tx, &row.label)?;
+                workers::strike(tx, &row.label, row.incarnation)?;
+                any = true;
+            }
+        }
+        Ok(any)
+    }
+
+    fn probe(&self, row: &WorkerRow) -> Probe {
+        match (&self.folder, &row.lock) {
+            (None, _) => Probe::Alive,
+            (Some(folder), Some(name)) => probe(&folder.join(name)),
+            (Some(_), None) => Probe::Unknown,
+        }
+    }
+
+    /// Removes the files of owners that were buried before, so that they do not pile up.
+    fn sweep(&self, tx: &Tx<'_>) -> Result<()> {
+        let Some(files) = self.folder.as_deref().and_then(|folder| std::fs::read_dir(folder).ok()) else {
+            return Ok(());
+        };
+        let registered = workers::all(tx.conn)?;
+        for file in files.flatten() {
+            let known = registered.iter().any(|row| row.lock.as_deref().map(AsRef::as_ref) == Some(&*file.file_name()));
+            if !known && probe(&file.path()) == Probe::Dead {
+                let _ = std::fs::remove_file(file.path());
+            }
+        }
+        Ok(())
+    }
+}
+
+fn lock(folder: &Path) -> Result<Lock> {
+    let path = folder.join(format!("{}.lock", random::name()));
+    let taken = (|| {
+        let mut options = OpenOptions::new();
+        options.write(true).create_new(true);
+        #[cfg(unix)]
+        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+        std::fs::create_dir_all(folder)?;
+        let file = options.open(&path)?;
+        file.try_lock()?;
+        Ok::<_, std::io::Error>(file)
+    })();
+    match taken {
+        Ok(file) => Ok(Lock { path, _file: file }),
+        Err(error) => Err(Error::Open { path, detail: format!("the worker's lock cannot be taken: {error}") }),
+    }
+}
+
+fn probe(path: &Path) -> Probe {
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Probe::Unknown,
+        // It is there, and belongs to somebody whose files we may not open: he may well live.
+        Err(_) => return Probe::Alive,
+    };
+    match file.try_lock_shared() {
+        Ok(()) => Probe::Dead,
+        Err(TryLockError::WouldBlock) => Probe::Alive,
+        Err(TryLockError::Error(_)) => Probe::Unknown,
+    }
+}
