@@ -128,7 +128,7 @@ fn lock(folder: &Path) -> Result<Lock> {
         let mut options = OpenOptions::new();
         options.write(true).create_new(true);
         #[cfg(unix)]
-        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o644); // it is empty, and other users must see that it is held
         std::fs::create_dir_all(folder)?;
         let file = options.open(&path)?;
         file.try_lock()?;

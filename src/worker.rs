@@ -17,6 +17,9 @@ use crate::writer::Need;
 
 /// A started worker: a label, and this start of it. Cheap to clone; all clones are one worker, for all threads.
 ///
+/// It ends with its last handle and its last claim, which then strikes it off the store: do not drop them while this thread
+/// holds a write transaction of its own on the same file, or that waits for itself.
+///
 /// ```
 /// use relet::Store;
 ///

@@ -142,7 +142,8 @@ pub(crate) fn judge(
         None => match due_in_future {
             Some(until) => Err(Obstacle::Deferred { by: owner.clone(), until }),
             None if same_start => Ok(How::Resumed),
-            None if mine => Ok(How::Recovered),
+            // What a live worker has deferred is not for a detached one of its label; when that worker is gone, it is anyone's.
+            None if mine && (who.incarnation != 0 || record.incarnation == 0) => Ok(How::Recovered),
             None => match retry_queue::kept_until(conn, record.id)? {
                 until if until <= now.wall => Ok(How::Claimed),
                 until => Err(Obstacle::Deferred { by: owner.clone(), until }),

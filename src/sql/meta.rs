@@ -57,7 +57,8 @@ pub(crate) fn last_message(conn: &Connection) -> Result<i64> {
 pub(crate) fn void_all_claims(conn: &Connection) -> Result<()> {
     const LEASES: &str =
         "UPDATE main.relet_messages INDEXED BY relet_leases SET lease_until = 0 WHERE lease_until IS NOT NULL";
-    const KEPT: &str = "UPDATE main.relet_retry_queue SET kept_until = due_at WHERE kept_until IS NOT NULL";
+    const KEPT: &str = "UPDATE main.relet_retry_queue INDEXED BY relet_retry_free SET kept_until = due_at
+                         WHERE kept_until IS NOT NULL";
     const WORKERS: &str = "DELETE FROM main.relet_workers";
     conn.prepare_cached(LEASES)?.execute([])?;
     conn.prepare_cached(KEPT)?.execute([])?;

@@ -61,7 +61,8 @@ pub(crate) fn strike(tx: &Tx<'_>, label: &str, incarnation: i64) -> Result<()> {
     const STRIKE: &str = "DELETE FROM main.relet_workers WHERE label = ?1 AND incarnation = ?2";
     const UNKEEP: &str = "UPDATE main.relet_retry_queue INDEXED BY relet_retry_kept SET kept_until = due_at
                            WHERE queue IN (SELECT id FROM main.relet_queues) AND worker_id = ?1 AND worker_id IS NOT NULL
-                             AND kept_until > due_at";
+                             AND kept_until > due_at
+                             AND EXISTS (SELECT 1 FROM main.relet_messages m WHERE m.id = message AND m.incarnation <> 0)";
     if tx.conn.prepare_cached(STRIKE)?.execute(params![label, incarnation])? == 1 {
         tx.conn.prepare_cached(UNKEEP)?.execute([label])?;
     }
