@@ -17,7 +17,7 @@ use crate::random;
 use crate::receipt::Receipt;
 use crate::sql::settle::{Settle, Settled};
 use crate::sql::{self, Defaults, Tx, meta};
-use crate::state::Route;
+use crate::state::{Route, Status};
 use crate::view::{Filter, PAGE_MAX, Retrying, Snapshot, Stats, Stuck, Why};
 use crate::waker::{NAP_MAX, Waker};
 use crate::worker::Worker;
@@ -357,6 +357,38 @@ impl Store {
         }
     }
 
+    /// Redrives the dead letters that this filter lists (its status does not count), in one commit, and says which of them could not be.
+    ///
+    /// ```
+    /// use relet::{Filter, Store};
+    ///
+    /// let store = Store::open_in_memory()?;
+    /// let ids = store.queue("mail").enqueue_all(["a", "b", "c"])?;
+    /// for claim in store.worker("w")?.claim_batch("mail", 3)? {
+    ///     claim.reject("no such address")?;
+    /// }
+    /// let outcome = store.redrive_where(&Filter::new().queue("mail").after(ids[0].id()))?;
+    /// assert_eq!(outcome.redriven, [ids[1].id(), ids[2].id()]);
+    /// # Ok::<(), relet::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// For the whole call, where nothing was redriven.
+    pub fn redrive_where(&self, filter: &Filter) -> Result<Redriven> {
+        let letters = self.list(&filter.clone().status(Status::Dead).payload(false))?;
+        let ids: Vec<MessageId> = letters.into_iter().map(|letter| letter.id).collect();
+        self.write(Need::Settle, move |tx| {
+            let mut all = Redriven::default();
+            for id in &ids {
+                match item(sql::dead::redrive(tx, id.get()))? {
+                    Ok(()) => all.redriven.push(*id),
+                    Err(error) => all.refused.push((*id, error)),
+                }
+            }
+            Ok(all)
+        })
+    }
+
     /// Deletes dead letters that died at least this long ago, in steps. Returns how many.
     ///
     /// # Errors
@@ -532,14 +564,8 @@ impl Store {
             return Err(Error::NotImmediate);
         }
         let options = &self.inner.options;
-        let defaults = Defaults {
-            lease: options.lease,
-            retry: options.retry,
-            max_attempts: options.max_attempts,
-            retention: options.retention,
-        };
         let epoch = meta::need(conn, "epoch")?;
-        let tx = Tx::new(conn, options.clock.now(), defaults, epoch, 0);
+        let tx = Tx::new(conn, options.clock.now(), Defaults::from(options), epoch, 0);
         tx.nested(op)
     }
 }

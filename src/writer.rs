@@ -479,13 +479,7 @@ impl Writer {
         if now.wall < seat.wall_seen {
             db::mend_waits(&seat.conn, now)?;
         }
-        let defaults = Defaults {
-            lease: self.options.lease,
-            retry: self.options.retry,
-            max_attempts: self.options.max_attempts,
-            retention: self.options.retention,
-        };
-        let mut tx = Tx::new(&seat.conn, now, defaults, boot.epoch, boot.mark);
+        let mut tx = Tx::new(&seat.conn, now, Defaults::from(&self.options), boot.epoch, boot.mark);
         for job in jobs.iter_mut().filter(|job| !job.is_left_out()) {
             let before = seat.conn.total_changes();
             let done = job.run(&mut tx);

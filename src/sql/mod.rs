@@ -21,6 +21,7 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 use crate::clock::Now;
 use crate::error::{Error, Result};
 use crate::message::MessageId;
+use crate::options::Options;
 use crate::receipt::Receipt;
 use crate::retry::Retry;
 use crate::state::{Event, Route, Status};
@@ -48,6 +49,17 @@ pub(crate) struct Defaults {
     pub(crate) retry: Retry,
     pub(crate) max_attempts: u32,
     pub(crate) retention: Duration,
+}
+
+impl From<&Options> for Defaults {
+    fn from(options: &Options) -> Defaults {
+        Defaults {
+            lease: options.lease,
+            retry: options.retry,
+            max_attempts: options.max_attempts,
+            retention: options.retention,
+        }
+    }
 }
 
 impl<'c> Tx<'c> {
