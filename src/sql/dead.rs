@@ -6,8 +6,7 @@ use rusqlite::{Connection, params};
 
 use crate::error::{Error, Result};
 use crate::message::MessageId;
-use crate::sql::enqueue::{INLINE_MAX, live_with_key};
-use crate::sql::{Record, Tx, groups, retry_queue};
+use crate::sql::{INLINE_MAX, Record, Tx, groups, retry_queue};
 use crate::state::{Event, Status};
 
 /// How long a cancelled message is kept at least: a day, so that its holder learns of it.
@@ -110,7 +109,7 @@ pub(crate) fn redrive(tx: &mut Tx<'_>, id: i64) -> Result<()> {
     let record = Record::load(tx.conn, id)?.ok_or(Error::Gone { id: MessageId::new(id) })?;
     let to = record.after(Event::Redrive, "redriven")?;
     if let Some(key) = &record.key
-        && let Some(holder) = live_with_key(tx.conn, record.queue, key)?
+        && let Some(holder) = Record::live_with_key(tx.conn, record.queue, key)?
     {
         return Err(Error::KeyTaken { id: MessageId::new(holder), key: key.clone() });
     }

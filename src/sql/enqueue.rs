@@ -1,16 +1,13 @@
 //! Enqueue: one insert, and the look-ups that a key or a group asks for.
 
-use rusqlite::{Connection, OptionalExtension, params};
+use rusqlite::params;
 
 use crate::clock::{INSTANT_MAX, millis};
 use crate::error::Result;
 use crate::message::{DEFERRALS_MAX, Enqueued, Message, MessageId, Start};
 use crate::sql::dead::{self, By};
 use crate::sql::queues::{self, QueueRow};
-use crate::sql::{Record, Tx, groups};
-
-/// Largest payload that lies in its message's row. A claim rewrites that row, so larger ones lie beside it.
-pub(crate) const INLINE_MAX: usize = 2048;
+use crate::sql::{INLINE_MAX, Record, Tx, groups};
 
 /// Stores all messages, in order, or none.
 pub(crate) fn enqueue_all(tx: &mut Tx<'_>, queue: &str, messages: &[Message]) -> Result<Vec<Enqueued>> {
@@ -32,7 +29,7 @@ fn insert(tx: &mut Tx<'_>, queue: &QueueRow, message: &Message) -> Result<Enqueu
     const INSERT_LARGE: &str = "INSERT INTO main.relet_payloads (message, payload) VALUES (?1, ?2)";
     let now = tx.now.wall;
     if let Some(key) = &message.key
-        && let Some(id) = live_with_key(tx.conn, queue.id, key)?
+        && let Some(id) = Record::live_with_key(tx.conn, queue.id, key)?
     {
         // One that has expired will never be handed out, so it may not stand in the way of one that would be.
         match Record::load(tx.conn, id)?.filter(|record| record.is_expired(now)) {
@@ -80,11 +77,4 @@ fn insert(tx: &mut Tx<'_>, queue: &QueueRow, message: &Message) -> Result<Enqueu
     }
     tx.count(queue.id, None, Some(message.route.into()));
     Ok(Enqueued { id: MessageId::new(id), existing: false })
-}
-
-/// The live message of the queue that has this key.
-pub(crate) fn live_with_key(conn: &Connection, queue: i64, key: &str) -> Result<Option<i64>> {
-    const SQL: &str = "SELECT id FROM main.relet_messages INDEXED BY relet_keys
-                        WHERE queue = ?1 AND key = ?2 AND key IS NOT NULL AND finished_at IS NULL";
-    Ok(conn.prepare_cached(SQL)?.query_row(params![queue, key], |row| row.get(0)).optional()?)
 }

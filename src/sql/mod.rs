@@ -156,6 +156,9 @@ macro_rules! select_record {
 }
 pub(crate) use select_record;
 
+/// Largest payload that lies in its message's row. A claim rewrites that row, so larger ones lie beside it.
+pub(crate) const INLINE_MAX: usize = 2048;
+
 /// Where [`select_record!`] has the payload.
 pub(crate) const PAYLOAD_COLUMN: usize = 30;
 
@@ -223,6 +226,13 @@ impl Record {
         let mut statement = conn.prepare_cached(SQL)?;
         let found = statement.query_map(params![queue, route, limit as i64], Record::read_whole)?;
         found.map(|found| Record::whole(conn, found?)).collect()
+    }
+
+    /// The live message of the queue that has this key.
+    pub(crate) fn live_with_key(conn: &Connection, queue: i64, key: &str) -> Result<Option<i64>> {
+        const SQL: &str = "SELECT id FROM main.relet_messages INDEXED BY relet_keys
+                            WHERE queue = ?1 AND key = ?2 AND key IS NOT NULL AND finished_at IS NULL";
+        Ok(conn.prepare_cached(SQL)?.query_row(params![queue, key], |row| row.get(0)).optional()?)
     }
 
     fn read_whole(row: &Row<'_>) -> rusqlite::Result<(Record, Option<Vec<u8>>)> {
