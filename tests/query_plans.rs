@@ -346,7 +346,7 @@ fn a_claim_costs_the_same_whatever_lies_in_the_file() {
         ("sql/mod.rs load SQL", &[(1, 2)]),
         ("sql/groups.rs turn_of SQL", &[(1, queue)]),
         ("sql/groups.rs first_live SQL", &[(1, queue)]),
-        ("sql/enqueue.rs live_with_key SQL", &[(1, queue)]),
+        ("sql/mod.rs live_with_key SQL", &[(1, queue)]),
     ];
     let statements = statements();
     for (name, params) in seeks {
