@@ -15,7 +15,7 @@ use rusqlite::Connection;
 use crate::db;
 
 /// Longest sleep between two looks. The death of another process rings no bell, so this bounds how late it is seen.
-pub(crate) const NAP_MAX: Duration = Duration::from_millis(50);
+pub(crate) const NAP_MAX: Duration = Duration::from_millis(200);
 /// The watcher's shortest and longest pause between two looks: short after it has seen something, long when nothing happens.
 const WATCH: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(5));
 /// How often a watcher without anybody who waits looks whether its store is still there.

@@ -106,10 +106,14 @@ impl Worker {
     /// [`Error::Superseded`](crate::Error::Superseded) where the label was started again since;
     /// [`Error::Busy`](crate::Error::Busy).
     pub fn claim(&self, queue: &str) -> Result<Option<Claim>> {
+        self.claim_one(queue, true)
+    }
+
+    fn claim_one(&self, queue: &str, eager: bool) -> Result<Option<Claim>> {
         check_name("queue", queue)?;
         let queue: Arc<str> = queue.into();
         loop {
-            let next = self.claim_some(&queue, 1)?;
+            let next = self.claim_some(&queue, 1, eager)?;
             match next.taken.into_iter().next() {
                 Some(taken) => return Ok(Some(Claim::new(self.clone(), &queue, taken))),
                 None if next.again => {}
@@ -137,11 +141,14 @@ impl Worker {
     /// As [`Worker::claim`].
     pub fn claim_wait(&self, queue: &str, limit: Duration) -> Result<Option<Claim>> {
         let watch = Stopwatch::start();
+        // Only the first look is eager: a hundred workers that wait are not to look for each other's death all the time.
+        let mut eager = true;
         loop {
             let seen = self.start.store.commits();
-            if let Some(claim) = self.claim(queue)? {
+            if let Some(claim) = self.claim_one(queue, eager)? {
                 return Ok(Some(claim));
             }
+            eager = false;
             let left = limit.saturating_sub(watch.elapsed());
             if left.is_zero() {
                 return Ok(None);
@@ -159,7 +166,7 @@ impl Worker {
         let queue: Arc<str> = queue.into();
         let mut claims = Vec::new();
         while claims.len() < count {
-            let next = match self.claim_some(&queue, count - claims.len()) {
+            let next = match self.claim_some(&queue, count - claims.len(), true) {
                 // What an earlier step has claimed is not to be lost with the error.
                 Err(_) if !claims.is_empty() => return Ok(claims),
                 next => next?,
@@ -192,9 +199,9 @@ impl Worker {
         Ok(Verdict::new(self, verdict, &queue))
     }
 
-    /// One step of a claim, in one commit. Now and then, and whenever it finds nothing, it looks for dead owners: their claims
-    /// are taken over at once.
-    fn claim_some(&self, queue: &Arc<str>, wanted: usize) -> Result<Next> {
+    /// One step of a claim, in one commit. Now and then, and if it is eager whenever it finds nothing, it looks for dead owners:
+    /// their claims are taken over at once.
+    fn claim_some(&self, queue: &Arc<str>, wanted: usize, eager: bool) -> Result<Next> {
         let (queue, who, liveness) = (queue.clone(), self.who.clone(), self.start.store.liveness().clone());
         let look = liveness.is_due();
         self.start.store.write(Need::Claim, move |tx| {
@@ -202,7 +209,7 @@ impl Worker {
                 liveness.bury_dead(tx)?;
             }
             let next = sql::claim::claim_next(tx, &queue, &who, wanted)?;
-            if look || !next.taken.is_empty() || !liveness.bury_dead(tx)? {
+            if look || !eager || !next.taken.is_empty() || !liveness.bury_dead(tx)? {
                 return Ok(next);
             }
             sql::claim::claim_next(tx, &queue, &who, wanted)
