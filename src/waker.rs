@@ -116,29 +116,41 @@ impl Waker {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+
     use super::*;
+
+    const FOR_EVER: Duration = Duration::from_secs(3600);
+
+    /// Sleeps on a thread of its own; the receiver hears when it wakes.
+    fn sleeper(waker: &Arc<Waker>, seen: u64) -> mpsc::Receiver<()> {
+        let (awake, heard) = mpsc::channel();
+        let waker = waker.clone();
+        std::thread::spawn(move || {
+            waker.sleep(seen, FOR_EVER);
+            let _ = awake.send(());
+        });
+        heard
+    }
 
     #[test]
     fn a_commit_between_the_look_and_the_sleep_is_not_slept_through() {
-        let waker = Waker::default();
+        let waker = Arc::new(Waker::default());
         let seen = waker.commits();
         waker.ring();
-        // Would take an hour.
-        waker.sleep(seen, Duration::from_secs(3600));
+        sleeper(&waker, seen).recv_timeout(Duration::from_secs(30)).expect("it does not sleep");
     }
 
     #[test]
     fn a_commit_wakes_whoever_sleeps() {
         let waker = Arc::new(Waker::default());
-        let seen = waker.commits();
-        let sleeper = std::thread::spawn({
-            let waker = waker.clone();
-            move || waker.sleep(seen, Duration::from_secs(3600))
-        });
-        while waker.state.lock().waiting == 0 {
+        let sleepers: Vec<_> = (0..3).map(|_| sleeper(&waker, waker.commits())).collect();
+        while waker.state.lock().waiting < 3 {
             std::thread::yield_now();
         }
         waker.ring();
-        sleeper.join().unwrap();
+        for sleeper in sleepers {
+            sleeper.recv_timeout(Duration::from_secs(30)).expect("it is woken");
+        }
     }
 }
