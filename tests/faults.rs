@@ -259,6 +259,33 @@ fn the_same_power_cuts_find_losses_without_fsync() {
     assert!(power_cuts(Durability::Normal) > 0);
 }
 
+/// "It is there already" is a promise like any other: the row may have been written by somebody who does not sync.
+#[test]
+fn a_success_that_rests_on_what_another_wrote_survives_a_power_cut() {
+    let bench = Bench::take();
+    let folder = Folder::new();
+    let path = folder.file();
+    let careless = Store::options().reserve(0).durability(Durability::Normal).open(&path).unwrap();
+    let careful = open(&path);
+    careful.checkpoint().unwrap();
+    bench.mark(0);
+    bench.record(&[path.clone(), PathBuf::from(format!("{}-wal", path.display()))]);
+    let message = || Message::new("hello").key("k");
+    careless.queue("q").enqueue(message()).unwrap();
+    assert!(careful.queue("q").enqueue(message()).unwrap().existing());
+    bench.mark(1);
+    careless.queue("q").enqueue("later").unwrap();
+    let images: Vec<_> = bench.images().into_iter().filter(|image| image.mark == 1).collect();
+    assert!(!images.is_empty());
+    for image in images {
+        let folder = Folder::new();
+        for (file, bytes) in &image.files {
+            std::fs::write(folder.0.join(file.file_name().unwrap()), bytes).unwrap();
+        }
+        assert!(payloads(&open(&folder.file())).contains("hello"));
+    }
+}
+
 /// Runs a little work, cuts the power at every write and sync, and returns in how many of the images something
 /// acknowledged was lost.
 fn power_cuts(durability: Durability) -> usize {
