@@ -34,10 +34,18 @@ pub(crate) type Identity = (u64, u64);
 
 /// Refuses an SQLite that can corrupt files, unless that was allowed.
 pub(crate) fn check_sqlite(options: &Options) -> Result<()> {
-    if options.allow_old_sqlite || rusqlite::version_number() >= SQLITE_NEEDED {
+    if options.allow_old_sqlite {
+        Ok(())
+    } else {
+        check_sqlite_version(rusqlite::version_number(), rusqlite::version())
+    }
+}
+
+fn check_sqlite_version(number: i32, text: &str) -> Result<()> {
+    if number >= SQLITE_NEEDED {
         return Ok(());
     }
-    Err(Error::SqliteTooOld { found: rusqlite::version().to_owned(), needed: SQLITE_NEEDED_TEXT })
+    Err(Error::SqliteTooOld { found: text.to_owned(), needed: SQLITE_NEEDED_TEXT })
 }
 
 /// The absolute path of a database, so that it is the same file whatever the current folder becomes, and so that no name
@@ -421,5 +429,22 @@ fn cannot_write(path: &Path, error: Error) -> Error {
         }
         Error::Corrupt { detail } => Error::Open { path: path.to_owned(), detail: detail.clone() },
         _ => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// B55: the linked engine silently went back to a version that corrupts files.
+    #[test]
+    fn an_sqlite_with_the_wal_race_is_refused_and_the_linked_one_has_none() {
+        for (number, text) in [(3_051_002, "3.51.2"), (3_050_004, "3.50.4"), (3_007_000, "3.7.0")] {
+            let error = check_sqlite_version(number, text).unwrap_err();
+            assert!(matches!(&error, Error::SqliteTooOld { found, .. } if found == text));
+            assert!(error.to_string().contains("3.51.3"), "{error}");
+        }
+        assert!(check_sqlite_version(3_051_003, "3.51.3").is_ok());
+        check_sqlite(&Options::default()).unwrap();
     }
 }
