@@ -9,6 +9,7 @@
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -28,6 +29,16 @@ pub(crate) struct Liveness {
     /// `None`: in memory, where a worker lives as long as its row.
     folder: Option<PathBuf>,
     looked: Mutex<Option<Stopwatch>>,
+    /// Starts that have ended but could not be struck off the store then. Their locks are held until that is done, or their
+    /// end would be taken for a death.
+    ended: Mutex<Vec<Ended>>,
+}
+
+#[derive(Debug)]
+struct Ended {
+    label: Arc<str>,
+    incarnation: i64,
+    lock: Lock,
 }
 
 /// What a worker holds while it lives.
@@ -53,7 +64,28 @@ enum Probe {
 
 impl Liveness {
     pub(crate) fn new(folder: Option<PathBuf>) -> Liveness {
-        Liveness { folder, looked: Mutex::new(None) }
+        Liveness { folder, looked: Mutex::new(None), ended: Mutex::default() }
+    }
+
+    /// A start has ended and could not be struck off now: that is done with the next claim or start.
+    pub(crate) fn strike_later(&self, label: Arc<str>, incarnation: i64, lock: Lock) {
+        self.ended.lock().push(Ended { label, incarnation, lock });
+    }
+
+    /// Strikes off what has ended. A lock is let go of only once its row is seen to be gone, so that a transaction which is
+    /// not committed changes nothing.
+    fn strike_ended(&self, tx: &Tx<'_>) -> Result<()> {
+        let mut waiting = Vec::new();
+        let mut ended = self.ended.lock();
+        for start in ended.drain(..) {
+            match workers::find(tx.conn, &start.label) {
+                Ok(Some(row)) if row.incarnation == start.incarnation => waiting.push(start),
+                Ok(_) => start.lock.remove(),
+                Err(_) => waiting.push(start),
+            }
+        }
+        *ended = waiting;
+        ended.iter().try_for_each(|start| workers::strike(tx, &start.label, start.incarnation))
     }
 
     /// Whether it is time to look for dead owners again.
@@ -69,7 +101,7 @@ impl Liveness {
     /// Registers a new incarnation of a label and takes its lock. What an earlier one still holds is void from then on.
     pub(crate) fn start(&self, tx: &mut Tx<'_>, label: &str) -> Result<(i64, Option<Lock>)> {
         self.sweep(tx)?;
-        self.bury_dead(tx)?;
+        self.bury_dead(tx)?; // and strikes off what has ended
         if let Some(row) = workers::find(tx.conn, label)? {
             if self.probe(&row) == Probe::Alive {
                 return Err(Error::LabelTaken { label: row.label, pid: row.pid, started_at: row.started_at });
@@ -87,6 +119,7 @@ impl Liveness {
 
     /// Makes the claims of dead owners void. Returns whether there were any.
     pub(crate) fn bury_dead(&self, tx: &mut Tx<'_>) -> Result<bool> {
+        self.strike_ended(tx)?;
         let mut any = false;
         for row in workers::all(tx.conn)? {
             if self.probe(&row) == Probe::Dead {

@@ -18,7 +18,7 @@ use crate::writer::Need;
 /// A started worker: a label, and this start of it. Cheap to clone; all clones are one worker, for all threads.
 ///
 /// It ends with its last handle and its last claim, which then strikes it off the store: do not drop them while this thread
-/// holds a write transaction of its own on the same file, or that waits for itself.
+/// holds a write transaction of its own on the same file, or that waits for itself, for the whole busy wait.
 ///
 /// ```
 /// use relet::Store;
@@ -54,10 +54,12 @@ impl Drop for Start {
         if incarnation == 0 {
             return;
         }
-        // If this fails, the lock that is let go of tells everybody all the same.
-        let ended = self.store.write(Need::Claim, move |tx| sql::workers::strike(tx, &label, incarnation));
-        if let (Ok(()), Some(lock)) = (ended, self.lock.take()) {
-            lock.remove();
+        let struck = label.clone();
+        let ended = self.store.write(Need::Claim, move |tx| sql::workers::strike(tx, &struck, incarnation));
+        let Some(lock) = self.lock.take() else { return };
+        match ended {
+            Ok(()) => lock.remove(),
+            Err(_) => self.store.liveness().strike_later(label, incarnation, lock),
         }
     }
 }

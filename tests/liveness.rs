@@ -584,6 +584,36 @@ fn a_lock_that_may_not_be_looked_at_is_not_taken_for_gone() {
     sound(&store);
 }
 
+/// A worker that ends while somebody keeps the store locked cannot be struck off then. Its end is not a death for that.
+#[test]
+fn a_worker_that_ends_while_the_store_is_locked_is_not_taken_for_dead() {
+    let dir = Dir::new("locked");
+    let path = dir.join("store.db");
+    let store = relet::Store::options().busy_wait(Duration::from_millis(20)).open(&path).unwrap();
+    let ids = store.queue("mail").enqueue_all(["x", "y"]).unwrap();
+    let worker = store.worker("w").unwrap();
+    let receipt = next(&worker).receipt();
+    let conn = plain(&path);
+    conn.execute_batch("BEGIN IMMEDIATE").unwrap();
+    drop(worker);
+    conn.execute_batch("ROLLBACK").unwrap();
+    // Another process looks for the dead.
+    let elsewhere = open(&path);
+    let other = elsewhere.worker("other").unwrap();
+    assert_eq!(next(&other).id(), ids[1].id());
+    assert!(other.claim("mail").unwrap().is_none(), "what it held keeps its lease");
+    // Here its label is free, and a start of it finds what it held.
+    let again = store.worker("w").unwrap();
+    let claim = next(&again);
+    assert_eq!((claim.id(), claim.how()), (ids[0].id(), How::Recovered));
+    assert!(store.ack(receipt).is_err());
+    claim.ack().unwrap();
+    // The lock of the first start is gone with its row.
+    again.claim("mail").unwrap();
+    assert_eq!(files(&path), 2);
+    sound(&store);
+}
+
 // Side files.
 
 #[test]
