@@ -76,6 +76,7 @@ impl Bench {
         static REGISTER: Once = Once::new();
         let guard = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         REGISTER.call_once(register);
+        disk(|disk| (disk.seen, disk.fired) = (0, 0));
         Bench(guard)
     }
 
@@ -88,7 +89,7 @@ impl Bench {
     pub fn mend(&self) -> u32 {
         disk(|disk| {
             (disk.plan, disk.room) = (None, None);
-            disk.fired
+            std::mem::take(&mut disk.fired)
         })
     }
 
