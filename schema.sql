@@ -31,6 +31,10 @@ CREATE TABLE relet_queues (
   max_attempts  INTEGER,             -- NULL: the store's default
   lease_ms      INTEGER,             -- NULL: the store's default
   retry         TEXT,                -- a backoff policy as JSON; NULL: the store's default
+  gate          INTEGER,             -- relet_gates.id: the gate of messages that are enqueued without one
+  ageing_ms     INTEGER CHECK (ageing_ms > 0),   -- waiting that long is worth one step of priority; NULL: priority is strict
+  paused_until  INTEGER,             -- nothing is handed out before this instant
+  paused_at     INTEGER,             -- when that was set, so that a clock set back cannot stretch it
   -- Counters, kept in the transaction that changes the rows, so that stats cost the same at any size.
   pending       INTEGER NOT NULL DEFAULT 0 CHECK (pending >= 0),
   routing       INTEGER NOT NULL DEFAULT 0 CHECK (routing >= 0),
@@ -41,8 +45,52 @@ CREATE TABLE relet_queues (
   dead          INTEGER NOT NULL DEFAULT 0 CHECK (dead >= 0),
   cancelled     INTEGER NOT NULL DEFAULT 0 CHECK (cancelled >= 0),
   retrying      INTEGER NOT NULL DEFAULT 0 CHECK (retrying >= 0),   -- rows of relet_retry_queue
-  acked         INTEGER NOT NULL DEFAULT 0                          -- messages ever acked, deleted ones too
+  acked         INTEGER NOT NULL DEFAULT 0,                         -- messages ever acked, deleted ones too
+  CHECK ((paused_until IS NULL) = (paused_at IS NULL))
 ) STRICT;
+CREATE INDEX relet_paused ON relet_queues (paused_at) WHERE paused_at IS NOT NULL;
+
+-- Named valves. A closed one moves no rows: what waits behind it stays in a line of its own in relet_gated.
+CREATE TABLE relet_gates (
+  id           INTEGER PRIMARY KEY,
+  name         TEXT    NOT NULL UNIQUE,
+  closed_until INTEGER,              -- nothing passes before this instant
+  closed_at    INTEGER,              -- when that was set, so that a clock set back cannot stretch it
+  slots        INTEGER CHECK (slots > 0),   -- concurrency: at most so many claims through it at a time; NULL: any number
+  rate         INTEGER,              -- at most so many messages …
+  period_ms    INTEGER,              -- … in any such span of time
+  burst        INTEGER,              -- and so many of them at once
+  full_at      INTEGER,              -- when the bucket is full again, in milliseconds of the leases' clock, times rate
+  window       INTEGER CHECK (window > 0),  -- slow start after it was closed: at most so many at a time; NULL: that is over
+  CHECK ((closed_until IS NULL) = (closed_at IS NULL)),
+  CHECK ((rate IS NULL) = (period_ms IS NULL)),
+  CHECK ((rate IS NULL) = (burst IS NULL)),
+  CHECK ((rate IS NULL) = (full_at IS NULL)),
+  CHECK (rate > 0 AND period_ms > 0 AND burst > 0)
+) STRICT;
+CREATE INDEX relet_closed ON relet_gates (closed_at) WHERE closed_at IS NOT NULL;
+
+-- Recurring enqueues. The tick and its message are one commit.
+CREATE TABLE relet_schedules (
+  name      TEXT    PRIMARY KEY NOT NULL,
+  queue     TEXT    NOT NULL,        -- name of the queue
+  every_ms  INTEGER CHECK (every_ms > 0),   -- a tick each time this span has passed; or
+  cron      TEXT,                    -- a tick whenever this cron expression says so,
+  time_zone TEXT,                    -- in this IANA time zone
+  catch_up  INTEGER NOT NULL CHECK (catch_up >= 0),   -- of ticks that were missed, at most so many are made up for, the latest ones
+  next_at   INTEGER NOT NULL,        -- instant of the next tick
+  set_at    INTEGER NOT NULL,        -- when that was set, so that a clock set back is noticed
+  last_at   INTEGER,                 -- instant of the last tick that was enqueued
+  missed_from INTEGER,               -- cron: the last ticks that were missed and not made up for, from this one on
+  missed_to INTEGER,                 -- and before this one: they come again when the clock is set back to before them
+  options   TEXT    NOT NULL,        -- what else is to be known of the message, as JSON
+  payload   BLOB    NOT NULL,
+  CHECK ((every_ms IS NULL) = (cron IS NOT NULL)),
+  CHECK ((cron IS NULL) = (time_zone IS NULL)),
+  CHECK ((missed_from IS NULL) = (missed_to IS NULL))
+) STRICT;
+CREATE INDEX relet_ticks ON relet_schedules (next_at);
+CREATE INDEX relet_ticks_set ON relet_schedules (set_at);
 
 -- No list of more than two constants (x IN ('a', 'b', 'c')) in these CHECKs: SQLite would build it as a temporary b-tree at
 -- every run of a statement, 4 µs each. A list that names a column is compared in place.
@@ -57,6 +105,8 @@ CREATE TABLE relet_messages (
   parked_at     INTEGER,                             -- when a relative due_at was set, so that a clock set back cannot stretch the wait
   expires_at    INTEGER,                             -- time to live: not handed out from this instant on
   key           TEXT,                                -- deduplication: one live message per queue and key
+  gate          INTEGER,                             -- relet_gates.id: the valve it passes when it is handed out
+  tick_at       INTEGER,                             -- the tick of a schedule that it was enqueued for
   group_key     TEXT,                                -- messages of a group are handed out in order, one at a time
   worker_id     TEXT,                                -- label of the worker that holds it, or keeps it while it is deferred
   incarnation   INTEGER,                             -- which start of that worker; 0: detached (a command line)
@@ -95,7 +145,12 @@ CREATE TABLE relet_messages (
 
 -- What can be claimed now, and nothing else: a claim is one seek, whatever else lies in the file.
 CREATE INDEX relet_ready ON relet_messages (queue, status, priority DESC, id)
-  WHERE worker_id IS NULL AND waits_for IS NULL AND finished_at IS NULL;
+  WHERE worker_id IS NULL AND waits_for IS NULL AND finished_at IS NULL AND gate IS NULL;
+-- The same for what must pass a gate, each gate's line by itself: a closed one is stepped over, however long it is.
+CREATE INDEX relet_gated ON relet_messages (queue, gate, status, priority DESC, id)
+  WHERE gate IS NOT NULL AND worker_id IS NULL AND waits_for IS NULL AND finished_at IS NULL;
+-- What is held and has passed a gate, by the end of its lease.
+CREATE INDEX relet_passed ON relet_messages (gate, lease_until) WHERE gate IS NOT NULL AND lease_until IS NOT NULL;
 -- What waits for an instant.
 CREATE INDEX relet_due ON relet_messages (queue, due_at) WHERE waits_for = 'due';
 -- Waits that were set as a span of time: found again when the wall clock turns out to have been set back.

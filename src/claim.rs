@@ -6,6 +6,7 @@ use std::time::Duration;
 use rusqlite::Connection;
 use serde::de::DeserializeOwned;
 
+use crate::cancel::CancelToken;
 #[allow(unused_imports, reason = "named by the documentation")]
 use crate::error::Error;
 use crate::error::Result;
@@ -29,6 +30,7 @@ pub struct Claim {
     worker: Worker,
     queue: String,
     taken: Taken,
+    cancel: CancelToken,
 }
 
 impl fmt::Debug for Claim {
@@ -50,7 +52,7 @@ const DEFERRED: &str = "deferred";
 
 impl Claim {
     pub(crate) fn new(worker: Worker, queue: &str, taken: Taken) -> Claim {
-        Claim { worker, queue: queue.to_owned(), taken }
+        Claim { worker, queue: queue.to_owned(), taken, cancel: CancelToken::default() }
     }
 
     /// The message's id.
@@ -111,6 +113,16 @@ impl Claim {
         self.taken.record.group.as_deref()
     }
 
+    /// The message's gate.
+    pub fn gate(&self) -> Option<&str> {
+        self.taken.gate.as_deref()
+    }
+
+    /// The tick of the schedule that the message was enqueued for, in unix ms.
+    pub fn tick_at(&self) -> Option<i64> {
+        self.taken.record.tick_at
+    }
+
     /// The status that the message has when nobody holds it.
     pub fn route(&self) -> Route {
         self.taken.record.route
@@ -129,6 +141,16 @@ impl Claim {
     /// When the message was enqueued, in unix ms.
     pub fn enqueued_at(&self) -> i64 {
         self.taken.record.enqueued_at
+    }
+
+    /// How long it holds from its beginning, or from the last time it was extended.
+    pub fn lease(&self) -> Duration {
+        self.taken.lease
+    }
+
+    /// Tells its handler to end early, where [`Workers`](crate::Workers) run it.
+    pub fn cancel_token(&self) -> &CancelToken {
+        &self.cancel
     }
 
     /// The worker that claimed it.
@@ -182,6 +204,17 @@ impl Claim {
     /// As [`Claim::ack`].
     pub fn defer_because(&self, delay: Duration, reason: impl fmt::Display) -> Result<Settled> {
         self.settle(Settle::Defer { delay, reason: reason.to_string() })
+    }
+
+    /// The other side has said for how long it wants to hear nothing (a 429 with Retry-After): in one commit the message is
+    /// deferred and its [gate](crate::Gate) closed for as long, so that its siblings wait in the file instead of running into
+    /// the same wall one by one. It costs no attempt. When it is due it is anyone's, in its place in the gate's line. A
+    /// message without a gate is deferred only, as by [`Claim::defer`].
+    ///
+    /// # Errors
+    /// As [`Claim::ack`].
+    pub fn limited(&self, retry_after: Duration) -> Result<Settled> {
+        self.settle(Settle::Limited { retry_after })
     }
 
     /// Gives the message back to its route, for anyone, at once. It costs no attempt.
@@ -273,6 +306,13 @@ pub enum Wait {
     },
     /// A worker that serves its route.
     Route(Route),
+    /// Its queue is paused.
+    Paused,
+    /// Its gate lets nothing pass: until an instant, or until one of the claims that have passed it ends.
+    Gate {
+        /// The gate.
+        name: String,
+    },
 }
 
 impl Verdict {
@@ -298,6 +338,8 @@ impl Verdict {
                 Verdict::Waiting { what: Wait::Group { behind: MessageId::new(behind) }, until: None }
             }
             Obstacle::Route(route) => Verdict::Waiting { what: Wait::Route(route), until: None },
+            Obstacle::Paused { until } => Verdict::Waiting { what: Wait::Paused, until: Some(until) },
+            Obstacle::Gate { name, until } => Verdict::Waiting { what: Wait::Gate { name }, until },
             Obstacle::Finished(status) => Verdict::Finished { status },
         }
     }

@@ -14,7 +14,7 @@ use crate::clock::{Clock, Now, Stopwatch};
 use crate::error::{Error, Result};
 use crate::options::Options;
 use crate::random;
-use crate::sql::meta;
+use crate::sql::{gates, meta};
 
 /// The version of schema.sql. A step to the next one is appended to [`migrate`].
 pub(crate) const SCHEMA_VERSION: i64 = 1;
@@ -319,6 +319,7 @@ pub(crate) fn note_boot(conn: &Connection, clock: &Clock) -> Result<Boot> {
     meta::set(conn, "epoch", epoch)?;
     meta::set(conn, "boot_mark", mark)?;
     meta::void_all_claims(conn)?;
+    gates::empty_all(conn, clock.now())?;
     Ok(Boot { id, epoch, mark })
 }
 

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::retry::Retry;
 use crate::state::Route;
 
-/// Longest queue name, key, group and worker label, in bytes: long enough for a path or a URL, short enough for an index.
+/// Longest queue name, key, group, gate and worker label, in bytes: long enough for a path or a URL, short enough for an index.
 pub const NAME_MAX: usize = 512;
 /// Lowest and highest priority.
 pub const PRIORITY_RANGE: std::ops::RangeInclusive<i32> = -32_768..=32_767;
@@ -127,6 +127,9 @@ pub struct Message {
     pub(crate) start: Start,
     pub(crate) key: Option<String>,
     pub(crate) group: Option<String>,
+    pub(crate) gate: Option<String>,
+    /// The tick of the schedule that enqueues it.
+    pub(crate) tick_at: Option<i64>,
     pub(crate) ttl: Option<Duration>,
     pub(crate) max_attempts: Option<u32>,
     pub(crate) max_deferrals: Option<u32>,
@@ -143,6 +146,8 @@ impl Message {
             start: Start::Now,
             key: None,
             group: None,
+            gate: None,
+            tick_at: None,
             ttl: None,
             max_attempts: None,
             max_deferrals: None,
@@ -184,6 +189,11 @@ impl Message {
         Message { group: Some(group.into()), ..self }
     }
 
+    /// The gate that it passes when it is handed out, see [`Gate`](crate::Gate); the queue's unless set, or none.
+    pub fn gate(self, gate: impl Into<String>) -> Message {
+        Message { gate: Some(gate.into()), ..self }
+    }
+
     /// Time to live: if it has not been handed out by then, it becomes a dead letter.
     pub fn ttl(self, ttl: Duration) -> Message {
         Message { ttl: Some(ttl), ..self }
@@ -220,6 +230,9 @@ impl Message {
         }
         if let Some(group) = &self.group {
             check_name("group", group)?;
+        }
+        if let Some(gate) = &self.gate {
+            check_name("gate", gate)?;
         }
         for (what, max) in [("max_attempts", self.max_attempts), ("max_deferrals", self.max_deferrals)] {
             if let Some(max) = max {

@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use rusqlite::Connection;
 
-use crate::clock::millis;
+use crate::clock::{INSTANT_MAX, millis};
 use crate::error::Result;
 use crate::message::{Enqueued, Message, check_name, check_range};
 use crate::options::check_lease;
 use crate::retry::Retry;
-use crate::sql;
+use crate::sql::queues::Own;
+use crate::sql::{self, Tx};
 use crate::store::Store;
 use crate::writer::Need;
 
@@ -39,6 +40,8 @@ pub struct QueueDefaults {
     max_attempts: Option<u32>,
     lease: Option<Duration>,
     retry: Option<Retry>,
+    gate: Option<String>,
+    ageing: Option<Duration>,
 }
 
 impl QueueDefaults {
@@ -60,6 +63,17 @@ impl QueueDefaults {
     /// How failed messages back off.
     pub fn retry(self, retry: Retry) -> QueueDefaults {
         QueueDefaults { retry: Some(retry), ..self }
+    }
+
+    /// The gate of messages that name none. Applies to messages that are enqueued from then on.
+    pub fn gate(self, gate: impl Into<String>) -> QueueDefaults {
+        QueueDefaults { gate: Some(gate.into()), ..self }
+    }
+
+    /// Ageing: each time a message has waited this long, it counts as one priority higher, so that low priority ends; strict
+    /// priority unless set, at least 1 ms. A claim then costs a seek for each priority that is in use.
+    pub fn ageing(self, step: Duration) -> QueueDefaults {
+        QueueDefaults { ageing: Some(step), ..self }
     }
 }
 
@@ -144,10 +158,54 @@ impl Queue {
         if let Some(lease) = defaults.lease {
             check_lease(lease)?;
         }
-        let retry = defaults.retry.as_ref().map(serde_json::to_string).transpose()?;
+        if let Some(gate) = &defaults.gate {
+            check_name("gate", gate)?;
+        }
+        if let Some(step) = defaults.ageing {
+            check_range("ageing in ms", millis(step), 1, i32::MAX)?;
+        }
+        let own = Own {
+            max_attempts: defaults.max_attempts,
+            lease_ms: defaults.lease.map(millis),
+            retry: defaults.retry.as_ref().map(serde_json::to_string).transpose()?,
+            gate: defaults.gate,
+            ageing_ms: defaults.ageing.map(millis),
+        };
+        let name = self.name.clone();
+        self.store.write(Need::Settle, move |tx| sql::queues::configure(tx, &name, &own))
+    }
+
+    /// Pauses the queue, for all processes, until [`Queue::resume`]: nothing of it is handed out. Enqueueing, settling and
+    /// what is being worked on go on, and so do leases; a queue that is paused already stays so.
+    ///
+    /// # Errors
+    /// [`Error::QueueName`](crate::Error::QueueName), [`Error::Busy`](crate::Error::Busy).
+    pub fn pause(&self) -> Result<()> {
+        self.set_pause(|_| Some(INSTANT_MAX))
+    }
+
+    /// As [`Queue::pause`], and goes on by itself after this much time.
+    ///
+    /// # Errors
+    /// As [`Queue::pause`].
+    pub fn pause_for(&self, delay: Duration) -> Result<()> {
+        self.set_pause(move |tx| Some(tx.now.after(delay)))
+    }
+
+    /// Goes on after a pause, at once.
+    ///
+    /// # Errors
+    /// As [`Queue::pause`].
+    pub fn resume(&self) -> Result<()> {
+        self.set_pause(|_| None)
+    }
+
+    fn set_pause(&self, until: impl Fn(&Tx<'_>) -> Option<i64> + Send + 'static) -> Result<()> {
+        check_name("queue", &self.name)?;
         let name = self.name.clone();
         self.store.write(Need::Settle, move |tx| {
-            sql::queues::configure(tx, &name, defaults.max_attempts, defaults.lease.map(millis), retry.as_deref())
+            let until = until(tx);
+            sql::queues::pause(tx, &name, until)
         })
     }
 

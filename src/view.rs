@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::clock::INSTANT_MAX;
 use crate::message::{CRASHES_MAX, MessageId};
 use crate::receipt::Receipt;
 use crate::retry::Retry;
@@ -30,6 +31,10 @@ pub struct Snapshot {
     pub key: Option<String>,
     /// Its group.
     pub group: Option<String>,
+    /// Its gate.
+    pub gate: Option<String>,
+    /// The tick of the schedule that it was enqueued for, in unix ms.
+    pub tick_at: Option<i64>,
     /// The worker that holds it, or that it is kept for while it is deferred.
     pub worker: Option<String>,
     /// The receipt that settles it; `None` unless it is held.
@@ -195,9 +200,11 @@ pub struct QueueStats {
     pub retrying: u64,
     /// Messages in `processing` for longer than the store's threshold without a lease that runs. See [`Stuck`].
     pub stuck: u64,
+    /// Nothing of it is handed out before this instant, in unix ms; `None` unless it is paused.
+    pub paused_until: Option<i64>,
     /// Messages ever acked, those deleted since among them.
     pub acked: u64,
-    /// Age of the oldest message that could be handed out now.
+    /// Age of the oldest message that waits for nothing but a worker, its gate or the end of a pause.
     pub oldest_waiting: Option<Duration>,
 }
 
@@ -210,6 +217,81 @@ impl QueueStats {
     /// Messages that are not finished.
     pub fn live(&self) -> u64 {
         Status::ALL.into_iter().filter(|status| status.is_live()).map(|status| self.count(status)).sum()
+    }
+}
+
+/// A gate at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct GateView {
+    /// Its name.
+    pub name: String,
+    /// Nothing passes before this instant, in unix ms; `None` where it is open.
+    pub closed_until: Option<i64>,
+    /// At most so many claims through it at a time.
+    pub concurrency: Option<u32>,
+    /// At most so many messages in any such span of time.
+    pub rate: Option<(u32, Duration)>,
+    /// So many of them at once, where there is a rate.
+    pub burst: Option<u32>,
+    /// It was closed, and opens slowly: at most so many claims at a time for now.
+    pub slow_start: Option<u32>,
+    /// Claims that have passed it and hold.
+    pub held: u64,
+    /// Messages that wait for nothing but this gate and a worker. They are counted one by one.
+    pub waiting: u64,
+}
+
+/// A worker at one moment: what runs, and whoever else holds something.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct WorkerView {
+    /// Its label.
+    pub label: String,
+    /// Whether it lives.
+    pub life: Life,
+    /// The process that started it; `None` unless it is alive, dead or unknown. To be shown: nothing is judged by it.
+    pub pid: Option<u32>,
+    /// When it was started, in unix ms; there if the process is.
+    pub started_at: Option<i64>,
+    /// Claims of it whose lease runs.
+    pub held: u64,
+    /// Messages that it has deferred.
+    pub deferred: u64,
+}
+
+/// Whether a worker lives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Life {
+    /// It runs: its lock is held.
+    Alive,
+    /// Its process has died. The next claim takes what it held.
+    Dead,
+    /// That cannot be told (its lock's file is gone): its leases decide.
+    Unknown,
+    /// It has ended in good order. What it still holds keeps its lease, since somebody may have the receipt.
+    Ended,
+    /// It never ran: claims by a label alone, from a command line. Their leases decide.
+    Detached,
+}
+
+impl Life {
+    /// The word for it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Life::Alive => "alive",
+            Life::Dead => "dead",
+            Life::Unknown => "unknown",
+            Life::Ended => "ended",
+            Life::Detached => "detached",
+        }
+    }
+}
+
+impl fmt::Display for Life {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
     }
 }
 
@@ -260,6 +342,18 @@ pub enum Why {
         /// Why that one is not done yet.
         because: Box<Why>,
     },
+    /// Its queue is paused.
+    Paused {
+        /// Until when, in unix ms.
+        until: i64,
+    },
+    /// Its gate lets nothing pass now.
+    Gated {
+        /// The gate.
+        gate: String,
+        /// Until when, in unix ms; `None`: until one of the claims that have passed it ends.
+        until: Option<i64>,
+    },
     /// Its time to live is over: the next claim that reaches it makes a dead letter of it.
     Expired {
         /// Since when, in unix ms.
@@ -296,6 +390,15 @@ impl fmt::Display for Why {
             Why::Due { at, after_error: None } => write!(f, "waiting until {at}"),
             Why::Behind { id, group, because } => {
                 write!(f, "behind message {id} of group {group:?}, which is {because}")
+            }
+            Why::Paused { until } if *until >= INSTANT_MAX => write!(f, "its queue is paused, until it is resumed"),
+            Why::Paused { until } => write!(f, "its queue is paused until {until}"),
+            Why::Gated { gate, until: Some(until) } if *until >= INSTANT_MAX => {
+                write!(f, "gate {gate:?} is closed, until it is opened")
+            }
+            Why::Gated { gate, until: Some(until) } => write!(f, "gate {gate:?} lets nothing pass until {until}"),
+            Why::Gated { gate, until: None } => {
+                write!(f, "gate {gate:?} lets the next message pass when one of those that have passed is settled")
             }
             Why::Expired { at } => write!(f, "expired at {at}: the next claim makes a dead letter of it"),
             Why::Finished { status, reason: Some(reason) } => write!(f, "{status}: {reason}"),

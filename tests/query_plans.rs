@@ -31,33 +31,42 @@ impl Sql {
 
 /// The files whose statements run for every message: enqueue, claim (which looks for dead workers), settle, and what they
 /// lead to.
-const HOT: [&str; 9] = ["mod", "enqueue", "claim", "settle", "groups", "retry_queue", "queues", "dead", "workers"];
+const HOT: [&str; 11] =
+    ["mod", "enqueue", "claim", "gates", "lines", "settle", "groups", "retry_queue", "queues", "dead", "workers"];
 
 /// Statements that read a whole index or table, and why they may.
-const SCANS: [(&str, &str); 13] = [
+const SCANS: [(&str, &str); 19] = [
     ("sql/doctor.rs", "reads everything, and says so"),
     ("sql/look.rs stats SQL", "one row for each queue"),
     ("sql/look.rs retry_queue SQL", "a listing of the whole retry queue, by due time over all queues"),
+    ("sql/look.rs deaths SQL", "the names of the queues, where these are few"),
     ("sql/look.rs stuck SQL", "only what is held or deferred: not what waits, not what is finished"),
-    ("sql/look.rs oldest_waiting READY", "its own list of the priorities that are in use"),
+    ("sql/gates.rs held SQL", "its own list of what has passed a gate and holds, no longer than the gate's limit"),
+    ("sql/gates.rs empty_all SQL", "after a restart of the machine: only the gates"),
+    ("sql/gates.rs all SQL", "one row for each gate and queue"),
     ("sql/meta.rs last_message SQL", "one row for each table that never reuses an id"),
+    ("sql/meta.rs restart_waits RETRIES", "after the clock was set back: only the retry queue"),
     ("sql/meta.rs void_all_claims LEASES", "after a restart of the machine: only what is held"),
     ("sql/meta.rs void_all_claims KEPT", "after a restart of the machine: only the retry queue"),
     ("sql/meta.rs void_all_claims WORKERS", "after a restart of the machine: only the workers"),
     ("sql/meta.rs exists SQL", "the database's own list of tables"),
     ("sql/meta.rs is_empty SQL", "the database's own list of tables"),
+    ("sql/schedules.rs", "only the schedules"),
     ("sql/workers.rs all SQL", "only the workers that run"),
+    ("sql/workers.rs holdings SQL", "a listing: only what is held or deferred"),
     ("sql/workers.rs void SQL", "at the start or the death of a worker: only what is held"),
 ];
 
 /// Statements that may sort, and why. None is on the way of a message.
-const SORTS: [(&str, &str); 6] = [
+const SORTS: [(&str, &str); 8] = [
     ("sql/doctor.rs", "reads everything, and says so"),
     ("sql/dead.rs page SQL", "a step of a redrive of all dead letters, by id"),
     ("sql/look.rs list FINISHED", "a page of one status, by id"),
     ("sql/look.rs retry_queue SQL", "a listing"),
     ("sql/look.rs stuck SQL", "a listing of what should be nothing"),
     ("sql/look.rs stats SQL", "one row for each queue, by name"),
+    ("sql/schedules.rs due SQL", "only the schedules, by their ticks"),
+    ("sql/workers.rs holdings SQL", "a listing, by worker"),
 ];
 
 fn allowed(list: &[(&str, &str)], name: &str) -> bool {
@@ -88,14 +97,17 @@ fn literal(text: &str) -> (String, usize) {
     panic!("a literal without an end: {text:.60}");
 }
 
+/// What the macro of this name, in the first of these sources that has it, puts before what it is given.
+fn head(name: &str, sources: [&str; 2]) -> String {
+    let begins = format!("macro_rules! {name} ");
+    let from = sources.iter().find_map(|source| source.find(&begins).map(|at| &source[at..]));
+    let from = from.unwrap_or_else(|| panic!("where is the macro {name}?"));
+    literal(&from[from.find('"').unwrap()..]).0
+}
+
 /// Every statement that src/sql holds as a constant.
 fn statements() -> Vec<Sql> {
     let module = std::fs::read_to_string(src().join("sql/mod.rs")).unwrap();
-    let head = {
-        let at = module.find("macro_rules! select_record").expect("the macro is there");
-        let at = at + module[at..].find('"').unwrap();
-        literal(&module[at..]).0
-    };
     let mut all = Vec::new();
     let mut files: Vec<_> = std::fs::read_dir(src().join("sql"))
         .unwrap()
@@ -119,10 +131,12 @@ fn statements() -> Vec<Sql> {
                 let begins = at + line.len() - rest.len();
                 let value = text[begins..].split_once('=').map(|(_, value)| value.trim_start()).unwrap_or_default();
                 if rest.starts_with("str") {
-                    let statement = match value.strip_prefix("select_record!(") {
-                        Some(tail) => format!("{head}{}", literal(tail.trim_start()).0),
-                        None if value.starts_with('"') => literal(value).0,
-                        None => panic!("sql/{file} {name}: how is this statement made? Teach this test"),
+                    let statement = match value.split_once("!(") {
+                        _ if value.starts_with('"') => literal(value).0,
+                        Some((select, tail)) if select.starts_with("select_") => {
+                            format!("{}{}", head(select, [&text, &module]), literal(tail.trim_start()).0)
+                        }
+                        _ => panic!("sql/{file} {name}: how is this statement made? Teach this test"),
                     };
                     all.push(Sql { name: format!("sql/{file} {function} {name}"), text: statement });
                 } else if rest.starts_with("[&str]") {
@@ -264,18 +278,21 @@ fn steps(conn: &Connection, sql: &Sql, params: &[(usize, i64)]) -> i32 {
     statement.get_status(StatementStatus::VmStep)
 }
 
-/// Numbers as they are given; everything else is a text that names nobody.
+/// Numbers as they are given; everything else is a text that is a route, and names nobody.
 fn bind(statement: &mut Statement<'_>, params: &[(usize, i64)]) {
     for at in 1..=statement.parameter_count() {
         match params.iter().find(|(param, _)| *param == at) {
             Some((_, number)) => statement.raw_bind_parameter(at, number).unwrap(),
-            None => statement.raw_bind_parameter(at, "nobody").unwrap(),
+            None => statement.raw_bind_parameter(at, "pending").unwrap(),
         }
     }
 }
 
+/// Above every priority.
+const ANY_PRIORITY: i64 = 1 << 31;
+
 /// A store with one message of each kind that a claim must not see, and then with very many copies of these.
-fn fill(path: &Path, clock: &Clock, copies_each: Option<[i64; 3]>) {
+fn fill(path: &Path, clock: &Clock, copies_each: Option<[i64; 4]>) {
     let hour = Duration::from_secs(3600);
     let store = Store::options().clock(clock.clone()).reserve(0).retention(hour).open(path).unwrap();
     let mail = store.queue("mail");
@@ -284,10 +301,13 @@ fn fill(path: &Path, clock: &Clock, copies_each: Option<[i64; 3]>) {
     gone.claim("mail").unwrap().unwrap().ack().unwrap();
     gone.claim("mail").unwrap().unwrap().defer(hour).unwrap();
     mail.enqueue(Message::new("delayed").delay(hour)).unwrap();
+    mail.enqueue(Message::new("gated").gate("shut")).unwrap();
+    store.gate("shut").close().unwrap();
     mail.enqueue_all((0..READY).map(|n| format!("{n}"))).unwrap();
+    mail.enqueue(Message::new("open").gate("open")).unwrap();
     // One is held, so that there is a lease to look at.
     let _ = store.worker("w").unwrap().claim("mail").unwrap().unwrap();
-    let Some([finished, deferred, parked]) = copies_each else { return };
+    let Some([finished, deferred, parked, gated]) = copies_each else { return };
     let conn = plain(path);
     let columns =
         text(&conn, "SELECT group_concat(name, ', ') FROM pragma_table_info('relet_messages') WHERE name <> 'id'");
@@ -300,17 +320,18 @@ fn fill(path: &Path, clock: &Clock, copies_each: Option<[i64; 3]>) {
     };
     conn.execute_batch(&format!(
         "BEGIN;
-         {} {} {}
+         {} {} {} {}
          INSERT INTO relet_retry_queue (message, queue, worker_id, due_at, kept_until, reason, count)
            SELECT m.id, r.queue, r.worker_id, r.due_at, r.kept_until, r.reason, r.count
              FROM relet_messages m, relet_retry_queue r
             WHERE m.worker_id = 'gone' AND m.id <> 2 AND r.message = 2;
          UPDATE relet_queues SET done = done + {finished}, processing = processing + {deferred},
-                                 retrying = retrying + {deferred}, pending = pending + {parked};
+                                 retrying = retrying + {deferred}, pending = pending + {parked} + {gated};
          COMMIT",
         copies(1, finished),
         copies(2, deferred),
-        copies(3, parked)
+        copies(3, parked),
+        copies(4, gated)
     ))
     .unwrap();
 }
@@ -318,6 +339,7 @@ fn fill(path: &Path, clock: &Clock, copies_each: Option<[i64; 3]>) {
 const FINISHED: i64 = 100_000;
 const PARKED: i64 = 30_000;
 const DEFERRED: i64 = 30_000;
+const GATED: i64 = 30_000;
 const READY: i64 = 100;
 
 #[test]
@@ -326,20 +348,29 @@ fn a_claim_costs_the_same_whatever_lies_in_the_file() {
     let clock = Clock::manual();
     let paths = ["small.db", "large.db"].map(|name| dir.join(name));
     fill(&paths[0], &clock, None);
-    fill(&paths[1], &clock, Some([FINISHED, DEFERRED, PARKED]));
+    fill(&paths[1], &clock, Some([FINISHED, DEFERRED, PARKED, GATED]));
     let conns = paths.each_ref().map(|path| connect(path));
     let now = clock.wall_ms();
 
     // Every statement that looks for something to do, bound as a claim binds it: nothing but the ready ones is found.
     let queue = 1;
     let awake = 1_000_000;
-    let seeks: [(&str, &[(usize, i64)]); 13] = [
+    let (shut, open) = (1, 2);
+    let seeks: [(&str, &[(usize, i64)]); 21] = [
         ("sql/claim.rs at SQL", &[(1, queue), (2, now), (3, awake)]),
         ("sql/claim.rs own VOID", &[(1, queue), (2, awake), (4, 256)]),
         ("sql/claim.rs own DEFERRED", &[(1, queue), (2, now), (4, 256)]),
         ("sql/claim.rs promote_due FIND", &[(1, queue), (2, now), (3, 256)]),
         ("sql/claim.rs take_back_some VOID", &[(1, queue), (2, awake), (3, 256)]),
         ("sql/claim.rs take_back_some ABANDONED", &[(1, queue), (2, now), (3, 256)]),
+        ("sql/meta.rs restart_waits ANY", &[(1, now)]),
+        ("sql/lines.rs gated NEXT_ROUTE", &[(1, queue), (2, shut)]),
+        ("sql/lines.rs gated NEXT_GATE", &[(1, queue), (2, shut)]),
+        ("sql/lines.rs head FREE", &[(1, queue), (3, 0), (4, 1)]),
+        ("sql/lines.rs head GATED", &[(1, queue), (3, 0), (4, 1), (5, shut)]),
+        ("sql/lines.rs head GATED", &[(1, queue), (3, ANY_PRIORITY), (4, 1), (5, open)]),
+        ("sql/gates.rs find SQL", &[(1, shut)]),
+        ("sql/gates.rs held SQL", &[(1, open), (2, awake), (3, 1)]),
         ("sql/workers.rs all SQL", &[]),
         ("sql/workers.rs void SQL", &[]),
         ("sql/workers.rs strike UNKEEP", &[]),
@@ -362,10 +393,11 @@ fn a_claim_costs_the_same_whatever_lies_in_the_file() {
     let worker = store.worker("another").unwrap();
     let claims = worker.claim_batch("mail", 1000).unwrap();
     let payloads: Vec<_> = claims.iter().map(|claim| String::from_utf8_lossy(claim.payload()).into_owned()).collect();
-    assert_eq!(payloads, (1..READY).map(|n| n.to_string()).collect::<Vec<_>>());
+    let expected: Vec<_> = (1..READY).map(|n| n.to_string()).chain(["open".to_owned()]).collect();
+    assert_eq!(payloads, expected);
     let queue = &store.stats().unwrap().queues[0];
     assert_eq!(queue.count(Status::Done), FINISHED as u64 + 1);
-    assert_eq!(queue.count(Status::Processing), (DEFERRED + 1 + READY) as u64);
+    assert_eq!(queue.count(Status::Processing), (DEFERRED + 1 + READY + 1) as u64);
     assert_eq!(number(&conns[1], "SELECT count(*) FROM relet_messages WHERE waits_for = 'due'"), PARKED + 1);
 }
 
@@ -376,13 +408,18 @@ fn stats_cost_the_same_whatever_lies_in_the_file() {
     let clock = Clock::manual();
     let paths = ["small.db", "large.db"].map(|name| dir.join(name));
     fill(&paths[0], &clock, None);
-    fill(&paths[1], &clock, Some([3000; 3]));
+    fill(&paths[1], &clock, Some([3000; 4]));
     let conns = paths.each_ref().map(|path| connect(path));
     let now = clock.wall_ms();
     let statements = statements();
-    let looks: [(&str, &[(usize, i64)]); 4] = [
-        ("sql/look.rs stats SQL", &[]),
-        ("sql/look.rs oldest_waiting READY", &[(1, 1)]),
+    let looks: [(&str, &[(usize, i64)]); 9] = [
+        ("sql/look.rs stats SQL", &[(1, now)]),
+        ("sql/lines.rs head FREE", &[(1, 1), (3, ANY_PRIORITY), (4, 1)]),
+        ("sql/lines.rs head FREE", &[(1, 1), (3, 0), (4, 1)]),
+        ("sql/lines.rs gated NEXT_ROUTE", &[(1, 1), (2, 1)]),
+        ("sql/lines.rs gated NEXT_GATE", &[(1, 1), (2, 1)]),
+        ("sql/lines.rs head GATED", &[(1, 1), (3, ANY_PRIORITY), (4, 1), (5, 1)]),
+        ("sql/lines.rs head GATED", &[(1, 1), (3, 0), (4, 1), (5, 1)]),
         ("sql/look.rs oldest_waiting DUE", &[(1, 1), (2, now)]),
         ("sql/look.rs stuck SQL", &[(1, 1_000_000), (2, now), (3, now), (4, now)]),
     ];

@@ -9,8 +9,8 @@ use common::{DAY, Folder, HOUR, MS, SECOND, memory, memory_with, next, raw, row,
 use relet::rusqlite::Connection;
 use relet::rusqlite::types::Value;
 use relet::{
-    CRASHES_MAX, Clock, DEFERRAL_GRACE, How, Message, MessageId, Options, QueueDefaults, Retry, Settled, Status, Store,
-    Verdict, Wait, Why, Worker,
+    CRASHES_MAX, Clock, DEFERRAL_GRACE, GateLimits, How, Message, MessageId, Options, QueueDefaults, Retry, Settled,
+    Status, Store, Verdict, Wait, Why, Worker,
 };
 
 /// Unix ms after `span`, as the store counts them.
@@ -167,12 +167,17 @@ fn every_instant_is_stored_as_an_integer() {
     claims[2].defer(HOUR).unwrap();
     claims[3].reject("no").unwrap();
     queue.enqueue(Message::new("x").at(UNIX_EPOCH + 100 * 365 * DAY)).unwrap();
+    queue.pause_for(HOUR).unwrap();
+    let gate = store.gate("g");
+    gate.limit(GateLimits::new().rate(1, HOUR)).unwrap();
+    gate.close_for(HOUR).unwrap();
     let conn = Connection::open(folder.file()).unwrap();
     let mut seen = 0;
-    for table in ["relet_messages", "relet_retry_queue", "relet_workers"] {
+    for table in ["relet_messages", "relet_retry_queue", "relet_workers", "relet_queues", "relet_gates"] {
         let columns: Vec<String> = conn
             .prepare(&format!(
-                "SELECT name FROM pragma_table_info('{table}') WHERE name GLOB '*_at' OR name = 'lease_until'"
+                "SELECT name FROM pragma_table_info('{table}')
+                  WHERE (name GLOB '*_at' OR name GLOB '*_until') AND name <> 'tick_at'"
             ))
             .unwrap()
             .query_map([], |row| row.get(0))
@@ -187,7 +192,7 @@ fn every_instant_is_stored_as_an_integer() {
             seen += 1;
         }
     }
-    assert_eq!(seen, 9);
+    assert_eq!(seen, 16);
     sound(&store);
 }
 

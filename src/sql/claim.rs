@@ -5,9 +5,9 @@
 //!
 //! 1. `Look` is one statement of seeks: is anything due, void, or deferred and due in this queue?
 //! 2. What is due joins the ready index; void claims are taken back (one crash each); both in bounded steps.
-//! 3. The worker's own due deferred message goes first, then the head with the highest priority, then the lowest id.
+//! 3. The worker's own due deferred message goes first, then the head with the highest priority, then the lowest id. Where
+//!    there are more lines than one (`lines`), the first of their heads, of those whose gate lets it pass.
 
-use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,6 +18,8 @@ use crate::error::{Error, Result};
 use crate::message::CRASHES_MAX;
 use crate::receipt::Receipt;
 use crate::sql::dead::By;
+use crate::sql::gates::{self, Passage};
+use crate::sql::lines::{self, Head, Line};
 use crate::sql::{Record, Tx, WaitsFor, dead, groups, meta, queues, retry_queue};
 use crate::state::{Event, Route, Status};
 
@@ -30,6 +32,8 @@ pub(crate) struct Who {
     pub(crate) routes: Routes,
     /// `None`: the queue's, else the store's.
     pub(crate) lease: Option<Duration>,
+    /// Whether it takes messages that have crashed before.
+    pub(crate) crashed: bool,
 }
 
 /// A set of routes.
@@ -67,6 +71,9 @@ pub(crate) struct Taken {
     pub(crate) payload: Vec<u8>,
     pub(crate) receipt: Receipt,
     pub(crate) how: How,
+    pub(crate) lease: Duration,
+    /// The name of its gate.
+    pub(crate) gate: Option<String>,
 }
 
 /// What stands between a worker and a message.
@@ -77,6 +84,8 @@ pub(crate) enum Obstacle {
     Due { until: i64 },
     Group { behind: i64 },
     Route(Route),
+    Paused { until: i64 },
+    Gate { name: String, until: Option<i64> },
     Finished(Status),
 }
 
@@ -107,6 +116,25 @@ pub(crate) fn judge(
     record: &Record,
     who: &Who,
 ) -> Result<Result<How, Obstacle>> {
+    let how = judge_owner(conn, now, record, who)?;
+    // Who resumes what it holds has passed already.
+    if how.is_err() || (how == Ok(How::Resumed) && record.is_held()) {
+        return Ok(how);
+    }
+    if let Some(until) = queues::paused_until(conn, record.queue, now)? {
+        return Ok(Err(Obstacle::Paused { until }));
+    }
+    let Some(gate) = record.gate else { return Ok(how) };
+    let wait = match gates::passage(conn, gate, now)? {
+        Passage::Open => return Ok(how),
+        Passage::Closed(wait) | Passage::Spent(wait) => Some(wait),
+        Passage::Taken => None,
+    };
+    Ok(Err(Obstacle::Gate { name: gates::name_of(conn, gate)?, until: wait.map(|wait| now.after(wait)) }))
+}
+
+/// What the message's own row says to that.
+fn judge_owner(conn: &rusqlite::Connection, now: Now, record: &Record, who: &Who) -> Result<Result<How, Obstacle>> {
     if !record.status.is_live() {
         return Ok(Err(Obstacle::Finished(record.status)));
     }
@@ -197,7 +225,8 @@ pub(crate) fn claim_next(tx: &mut Tx<'_>, queue: &str, who: &Who, wanted: usize)
         // What has become due joins the line before anything is handed out, or the order would not hold.
         let mut cleared = if look.due { promote_due(tx, look.queue)? } else { 0 };
         if look.void || look.deferred {
-            if let Some((record, payload, how)) = own(tx, look.queue, who)? {
+            let own = if look.paused { None } else { own(tx, look.queue, who)? };
+            if let Some((record, payload, how)) = own {
                 if !dead::give_up_if_spoiled(tx, &record, &payload)? {
                     next.taken.extend(take(tx, record, payload, who, look.lease_ms, how)?);
                 }
@@ -239,6 +268,9 @@ pub(crate) fn claim_next(tx: &mut Tx<'_>, queue: &str, who: &Who, wanted: usize)
 struct Look {
     queue: i64,
     lease_ms: Option<i64>,
+    ageing_ms: Option<i64>,
+    /// Nothing is handed out.
+    paused: bool,
     /// A wait was set by a clock that is ahead of this one.
     ahead: bool,
     /// Something that waited for an instant can join the ready index.
@@ -249,6 +281,8 @@ struct Look {
     deferred: bool,
     /// Something is ready on another route than `pending`.
     routed: bool,
+    /// Something is ready but for its gate.
+    gated: bool,
 }
 
 impl Look {
@@ -257,7 +291,7 @@ impl Look {
         // The other routes' names are all behind 'pending' in the alphabet.
         const SQL: &str = "SELECT q.id, q.lease_ms,
             EXISTS (SELECT 1 FROM main.relet_messages INDEXED BY relet_parked
-                     WHERE parked_at IS NOT NULL AND parked_at > ?2),
+                     WHERE parked_at IS NOT NULL AND parked_at > ?2) OR ifnull(q.paused_at > ?2, 0),
             EXISTS (SELECT 1 FROM main.relet_messages INDEXED BY relet_due
                      WHERE queue = q.id AND waits_for = 'due' AND due_at <= ?2),
             EXISTS (SELECT 1 FROM main.relet_messages INDEXED BY relet_leases
@@ -266,7 +300,11 @@ impl Look {
                      WHERE queue = q.id AND worker_id IS NOT NULL AND due_at <= ?2),
             EXISTS (SELECT 1 FROM main.relet_messages INDEXED BY relet_ready
                      WHERE queue = q.id AND status > 'pending'
-                       AND worker_id IS NULL AND waits_for IS NULL AND finished_at IS NULL)
+                       AND worker_id IS NULL AND waits_for IS NULL AND finished_at IS NULL AND gate IS NULL),
+            EXISTS (SELECT 1 FROM main.relet_messages INDEXED BY relet_gated
+                     WHERE queue = q.id AND gate IS NOT NULL
+                       AND worker_id IS NULL AND waits_for IS NULL AND finished_at IS NULL),
+            ifnull(q.paused_until > ?2, 0), q.ageing_ms
             FROM main.relet_queues q WHERE q.name = ?1";
         let look = tx.conn.prepare_cached(SQL)?.query_row(params![queue, tx.now.wall, tx.now.awake], |row| {
             Ok(Look {
@@ -277,22 +315,48 @@ impl Look {
                 void: row.get(4)?,
                 deferred: row.get(5)?,
                 routed: row.get(6)?,
+                gated: row.get(7)?,
+                paused: row.get(8)?,
+                ageing_ms: row.get(9)?,
             })
         });
         Ok(look.optional()?)
     }
 
-    /// The ready messages that come first, up to `limit`: by priority, then by id. Where more routes than `pending` are in
-    /// use, one: the first of their heads.
+    /// The ready messages that come first, up to `limit`: by priority, then by id. Where there are more lines than one, or
+    /// priorities that grow, only the first.
     fn ready(&self, tx: &Tx<'_>, who: &Who, limit: usize) -> Result<Vec<(Record, Vec<u8>)>> {
-        if !self.routed && who.routes.contains(Route::Pending) {
-            return Record::load_ready(tx.conn, self.queue, Route::Pending, limit.min(READY_MAX));
+        if self.paused {
+            return Ok(Vec::new());
         }
-        let mut heads = Vec::new();
-        for route in Route::ALL.into_iter().filter(|route| self.routed && who.routes.contains(*route)) {
-            heads.extend(Record::load_ready(tx.conn, self.queue, route, 1)?);
+        let one_line = !self.routed && !self.gated && self.ageing_ms.is_none();
+        if one_line && who.routes.contains(Route::Pending) {
+            return Record::load_ready(tx.conn, self.queue, Route::Pending, who.crashed, limit.min(READY_MAX));
         }
-        Ok(heads.into_iter().min_by_key(|(record, _)| (Reverse(record.priority), record.id)).into_iter().collect())
+        let mut lines: Vec<Line> =
+            Route::ALL.into_iter().map(|route| Line { queue: self.queue, gate: None, route }).collect();
+        if self.gated {
+            meta::restart_waits(tx.conn, tx.now.wall)?;
+            lines.extend(lines::gated(tx.conn, self.queue)?);
+        }
+        let mut first: Option<Head> = None;
+        for line in lines.into_iter().filter(|line| who.routes.contains(line.route)) {
+            if let Some(gate) = line.gate
+                && gates::passage(tx.conn, gate, tx.now)? != Passage::Open
+            {
+                continue;
+            }
+            let heads = match self.ageing_ms {
+                Some(_) => lines::heads(tx.conn, line, who.crashed)?,
+                None => lines::head(tx.conn, line, None, who.crashed)?.into_iter().collect(),
+            };
+            let order = |head: &Head| head.order(self.ageing_ms, tx.now.wall);
+            first = first.into_iter().chain(heads).min_by_key(order);
+        }
+        match first {
+            Some(head) => Ok(Record::load_whole(tx.conn, head.id)?.into_iter().collect()),
+            None => Ok(Vec::new()),
+        }
     }
 }
 
@@ -310,6 +374,14 @@ fn own(tx: &Tx<'_>, queue: i64, who: &Who) -> Result<Option<(Record, Vec<u8>, Ho
             let found = ids(tx, sql, params![queue, now, &*who.label, limit])?;
             for id in &found {
                 let Some((record, payload)) = Record::load_whole(tx.conn, *id)? else { continue };
+                let crashed = record.crashes > 0 || record.is_held();
+                // What its gate has put off goes back to the gate's line, and keeps its place in it.
+                let of_its_line = record.gate.is_some()
+                    && !record.is_held()
+                    && retry_queue::kept_until(tx.conn, record.id)? <= tx.now.wall;
+                if of_its_line || (crashed && !who.crashed) {
+                    continue;
+                }
                 if let Ok(how) = judge(tx.conn, tx.now, &record, who)? {
                     return Ok(Some((record, payload, how)));
                 }
@@ -456,6 +528,16 @@ fn take(
         return Err(Error::Superseded { label: who.label.to_string() });
     }
     retry_queue::take(tx, &record)?;
+    let resumed_while_held = how == How::Resumed && record.is_held();
+    let gate = match record.gate {
+        Some(gate) => {
+            if !resumed_while_held {
+                gates::pass(tx, gate)?;
+            }
+            Some(gates::name_of(tx.conn, gate)?)
+        }
+        None => None,
+    };
     tx.count(record.queue, Some(record.status), Some(to));
     record.status = to;
     record.worker = Some(who.label.to_string());
@@ -467,5 +549,6 @@ fn take(
     record.attempts += 1;
     record.due_at = None;
     let receipt = record.receipt();
-    Ok(Some(Taken { record, payload, receipt, how }))
+    let lease = Duration::from_millis(lease_ms.unsigned_abs());
+    Ok(Some(Taken { record, payload, receipt, how, lease, gate }))
 }

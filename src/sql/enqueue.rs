@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::message::{DEFERRALS_MAX, Enqueued, Message, MessageId, Start};
 use crate::sql::dead::{self, By};
 use crate::sql::queues::{self, QueueRow};
-use crate::sql::{INLINE_MAX, Record, Tx, groups};
+use crate::sql::{INLINE_MAX, Record, Tx, gates, groups};
 
 /// Stores all messages, in order, or none.
 pub(crate) fn enqueue_all(tx: &mut Tx<'_>, queue: &str, messages: &[Message]) -> Result<Vec<Enqueued>> {
@@ -24,8 +24,8 @@ pub(crate) fn enqueue(tx: &mut Tx<'_>, queue: &str, message: &Message) -> Result
 fn insert(tx: &mut Tx<'_>, queue: &QueueRow, message: &Message) -> Result<Enqueued> {
     const INSERT: &str = "INSERT INTO main.relet_messages
         (queue, status, route, priority, waits_for, due_at, parked_at, expires_at, key, group_key,
-         max_attempts, max_deferrals, retry, enqueued_at, payload_crc, payload_bytes, payload)
-        VALUES (?1, ?2, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16)";
+         max_attempts, max_deferrals, retry, enqueued_at, payload_crc, payload_bytes, payload, gate, tick_at)
+        VALUES (?1, ?2, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18)";
     const INSERT_LARGE: &str = "INSERT INTO main.relet_payloads (message, payload) VALUES (?1, ?2)";
     let now = tx.now.wall;
     if let Some(key) = &message.key
@@ -53,6 +53,10 @@ fn insert(tx: &mut Tx<'_>, queue: &QueueRow, message: &Message) -> Result<Enqueu
     let waits_for = if behind { Some("group") } else { due_at.map(|_| "due") };
     let expires_at = message.ttl.map(|ttl| now.saturating_add(millis(ttl)).min(INSTANT_MAX));
     let retry = message.retry.as_ref().map(serde_json::to_string).transpose()?;
+    let gate = match &message.gate {
+        Some(gate) => Some(gates::find_or_make(tx, gate)?),
+        None => queue.gate,
+    };
     let large = message.payload.len() > INLINE_MAX;
     let id = tx.conn.prepare_cached(INSERT)?.insert(params![
         queue.id,
@@ -71,6 +75,8 @@ fn insert(tx: &mut Tx<'_>, queue: &QueueRow, message: &Message) -> Result<Enqueu
         crc32fast::hash(&message.payload),
         message.payload.len() as i64,
         (!large).then_some(&message.payload),
+        gate,
+        message.tick_at,
     ])?;
     if large {
         tx.conn.prepare_cached(INSERT_LARGE)?.execute(params![id, message.payload])?;

@@ -1,5 +1,6 @@
 //! Looks: reads that change nothing, each in one read transaction.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,9 +10,13 @@ use crate::clock::{Now, millis, span};
 use crate::error::Result;
 use crate::message::MessageId;
 use crate::sql::claim::{self, How, Obstacle, Routes, Who};
-use crate::sql::{PAYLOAD_COLUMN, Record, queues, retry_queue, select_record};
-use crate::state::Status;
+use crate::sql::lines::{self, Line};
+use crate::sql::{PAYLOAD_COLUMN, Record, gates, queues, retry_queue, select_record};
+use crate::state::{Route, Status};
 use crate::view::{Filter, QueueStats, Retrying, Snapshot, Stuck, Why};
+
+/// Dead letters that are counted at most, so that a look costs no more where a million have died.
+const DEATHS_MAX: u64 = 10_000;
 
 pub(crate) fn list(conn: &Connection, filter: &Filter, now: Now) -> Result<Vec<Snapshot>> {
     const PAGE: &str = select_record!(
@@ -72,6 +77,8 @@ pub(crate) fn snapshot(conn: &Connection, record: Record, payload: Option<Vec<u8
         due_at: record.due_at,
         expires_at: record.expires_at,
         key: record.key,
+        gate: record.gate.map(|gate| gates::name_of(conn, gate)).transpose()?,
+        tick_at: record.tick_at,
         group: record.group,
         worker: record.worker,
         attempts: record.attempts,
@@ -95,7 +102,7 @@ pub(crate) fn snapshot(conn: &Connection, record: Record, payload: Option<Vec<u8
 pub(crate) fn why(conn: &Connection, id: i64, now: Now) -> Result<Option<Why>> {
     const REASON: &str = "SELECT reason FROM main.relet_retry_queue WHERE message = ?1";
     // No label is empty, so this is nobody's own.
-    let anyone = Who { label: Arc::from(""), incarnation: 0, routes: Routes::ALL, lease: None };
+    let anyone = Who { label: Arc::from(""), incarnation: 0, routes: Routes::ALL, lease: None, crashed: true };
     let Some(record) = Record::load(conn, id)? else { return Ok(None) };
     Ok(Some(match claim::judge(conn, now, &record, &anyone)? {
         Ok(How::Claimed) if record.is_held() => {
@@ -125,6 +132,8 @@ pub(crate) fn why(conn: &Connection, id: i64, now: Now) -> Result<Option<Why>> {
         Err(Obstacle::Finished(status)) => {
             Why::Finished { status, reason: record.dead_reason.filter(|_| status == Status::Dead) }
         }
+        Err(Obstacle::Paused { until }) => Why::Paused { until },
+        Err(Obstacle::Gate { name, until }) => Why::Gated { gate: name, until },
         Err(Obstacle::Route(_)) => Why::Ready,
     }))
 }
@@ -139,15 +148,20 @@ pub(crate) fn next_event(conn: &Connection, queue: &str, now: Now) -> Result<Opt
         (SELECT kept_until FROM main.relet_retry_queue INDEXED BY relet_retry_free
           WHERE queue = q.id AND kept_until IS NOT NULL AND kept_until > ?2 ORDER BY kept_until LIMIT 1),
         (SELECT lease_until FROM main.relet_messages INDEXED BY relet_leases
-          WHERE queue = q.id AND lease_until IS NOT NULL AND lease_until > ?3 ORDER BY lease_until LIMIT 1)
+          WHERE queue = q.id AND lease_until IS NOT NULL AND lease_until > ?3 ORDER BY lease_until LIMIT 1),
+        q.id
         FROM main.relet_queues q WHERE q.name = ?1";
     let waits = conn.prepare_cached(SQL)?.query_row(params![queue, now.wall, now.awake], |row| {
         let until = |column: usize, from: i64| {
             Ok::<_, rusqlite::Error>(row.get::<_, Option<i64>>(column)?.map(|at| span(from, at)))
         };
-        Ok([until(0, now.wall)?, until(1, now.wall)?, until(2, now.wall)?, until(3, now.awake)?])
+        let waits = [until(0, now.wall)?, until(1, now.wall)?, until(2, now.wall)?, until(3, now.awake)?];
+        Ok((row.get(4)?, waits.into_iter().flatten().min()))
     });
-    Ok(waits.optional()?.and_then(|waits| waits.into_iter().flatten().min()))
+    let Some((queue, next)) = waits.optional()? else { return Ok(None) };
+    let resumed = queues::paused_until(conn, queue, now)?.map(|until| span(now.wall, until));
+    let opened = gates::next_opening(conn, queue, now)?;
+    Ok([next, resumed, opened].into_iter().flatten().min())
 }
 
 /// The retry queue, the earliest first.
@@ -205,13 +219,31 @@ pub(crate) fn stuck(conn: &Connection, older_than: Duration, now: Now) -> Result
     Ok(rows.collect::<rusqlite::Result<_>>()?)
 }
 
+/// Dead letters that were made within the last `within`, by queue: of the latest [`DEATHS_MAX`] and `more`.
+pub(crate) fn deaths(conn: &Connection, within: Duration, more: u64, now: Now) -> Result<BTreeMap<String, u64>> {
+    const SQL: &str = "SELECT q.name FROM main.relet_messages m INDEXED BY relet_finished
+                        CROSS JOIN main.relet_queues q ON q.id = m.queue
+                        WHERE m.status = 'dead' AND m.finished_at IS NOT NULL AND m.finished_at > ?1 AND m.finished_at <= ?2
+                        ORDER BY m.finished_at DESC LIMIT ?3";
+    let since = now.wall.saturating_sub(millis(within));
+    let most = i64::try_from(more.saturating_add(DEATHS_MAX)).unwrap_or(i64::MAX);
+    let mut statement = conn.prepare_cached(SQL)?;
+    let mut rows = statement.query(params![since, now.wall, most])?;
+    let mut deaths = BTreeMap::new();
+    while let Some(row) = rows.next()? {
+        *deaths.entry(row.get(0)?).or_default() += 1;
+    }
+    Ok(deaths)
+}
+
 /// Every queue's counters, and the ages that a few seeks tell.
 pub(crate) fn stats(conn: &Connection, stuck_after: Duration, now: Now) -> Result<Vec<QueueStats>> {
     const SQL: &str = "
-        SELECT name, pending, routing, queued, pending_local, processing, done, dead, cancelled, retrying, acked, id
+        SELECT name, pending, routing, queued, pending_local, processing, done, dead, cancelled, retrying, acked, id,
+               CASE WHEN paused_at > ?1 THEN ?1 + (paused_until - paused_at) ELSE paused_until END
           FROM main.relet_queues ORDER BY name";
     let mut statement = conn.prepare_cached(SQL)?;
-    let rows = statement.query_map([], |row| {
+    let rows = statement.query_map([now.wall], |row| {
         let mut by_status = [0; Status::ALL.len()];
         for (column, count) in by_status.iter_mut().enumerate() {
             *count = row.get::<_, i64>(column + 1)?.unsigned_abs();
@@ -223,6 +255,7 @@ pub(crate) fn stats(conn: &Connection, stuck_after: Duration, now: Now) -> Resul
             acked: row.get::<_, i64>(10)?.unsigned_abs(),
             stuck: 0,
             oldest_waiting: None,
+            paused_until: row.get::<_, Option<i64>>(12)?.filter(|until| *until > now.wall),
         };
         Ok((row.get::<_, i64>(11)?, queue))
     })?;
@@ -238,33 +271,17 @@ pub(crate) fn stats(conn: &Connection, stuck_after: Duration, now: Now) -> Resul
     Ok(queues.into_iter().map(|(_, queue)| queue).collect())
 }
 
-/// Age of the oldest message of a queue that could be handed out now: one seek for each priority that is in use, and one
-/// for what has become due and has not been moved yet.
+/// Age of the oldest message of a queue that waits in one of its lines: a seek for each line and each priority that is in
+/// use, and one for what has become due and has not been moved yet.
 fn oldest_waiting(conn: &Connection, queue: i64, now: Now) -> Result<Option<Duration>> {
-    const READY: &str = "
-        WITH RECURSIVE step (status, priority) AS (
-          SELECT s.value, (SELECT priority FROM main.relet_messages INDEXED BY relet_ready
-                            WHERE queue = ?1 AND status = s.value AND worker_id IS NULL AND waits_for IS NULL
-                              AND finished_at IS NULL
-                            ORDER BY priority DESC LIMIT 1)
-            FROM (SELECT 'pending' AS value UNION ALL SELECT 'routing' UNION ALL SELECT 'queued'
-                  UNION ALL SELECT 'pending_local') s
-          UNION ALL
-          SELECT step.status, (SELECT priority FROM main.relet_messages INDEXED BY relet_ready
-                                WHERE queue = ?1 AND status = step.status AND priority < step.priority
-                                  AND worker_id IS NULL AND waits_for IS NULL AND finished_at IS NULL
-                                ORDER BY priority DESC LIMIT 1)
-            FROM step WHERE step.priority IS NOT NULL
-        )
-        SELECT min((SELECT ifnull(due_at, enqueued_at) FROM main.relet_messages INDEXED BY relet_ready
-                     WHERE queue = ?1 AND status = step.status AND priority = step.priority
-                       AND worker_id IS NULL AND waits_for IS NULL AND finished_at IS NULL
-                     ORDER BY id LIMIT 1))
-          FROM step WHERE step.priority IS NOT NULL";
     const DUE: &str = "SELECT due_at FROM main.relet_messages INDEXED BY relet_due
                         WHERE queue = ?1 AND waits_for = 'due' AND due_at <= ?2 ORDER BY due_at LIMIT 1";
-    let ready: Option<i64> = conn.prepare_cached(READY)?.query_row([queue], |row| row.get(0))?;
-    let due: Option<i64> =
+    let mut oldest: Option<i64> =
         conn.prepare_cached(DUE)?.query_row(params![queue, now.wall], |row| row.get(0)).optional()?;
-    Ok(ready.into_iter().chain(due).min().map(|since| span(since, now.wall)))
+    let free = Route::ALL.into_iter().map(|route| Line { queue, gate: None, route });
+    for line in free.chain(lines::gated(conn, queue)?) {
+        let heads = lines::heads(conn, line, true)?;
+        oldest = oldest.into_iter().chain(heads.into_iter().map(|head| head.since)).min();
+    }
+    Ok(oldest.map(|since| span(since, now.wall)))
 }

@@ -69,7 +69,11 @@ pub(crate) fn void_all_claims(conn: &Connection) -> Result<()> {
 /// Waits that were set as a span of time by a clock that is ahead of `now` (so it was set back since) begin again now.
 pub(crate) fn restart_waits(conn: &Connection, now: i64) -> Result<()> {
     const ANY: &str = "SELECT EXISTS (SELECT 1 FROM main.relet_messages INDEXED BY relet_parked
-                                       WHERE parked_at IS NOT NULL AND parked_at > ?1)";
+                                       WHERE parked_at IS NOT NULL AND parked_at > ?1)
+        OR EXISTS (SELECT 1 FROM main.relet_gates INDEXED BY relet_closed
+                    WHERE closed_at IS NOT NULL AND closed_at > ?1)
+        OR EXISTS (SELECT 1 FROM main.relet_queues INDEXED BY relet_paused
+                    WHERE paused_at IS NOT NULL AND paused_at > ?1)";
     const RETRIES: &str = "UPDATE main.relet_retry_queue AS r
                               SET due_at = ?1 + (r.due_at - m.parked_at), kept_until = ?1 + (r.kept_until - m.parked_at)
                              FROM main.relet_messages m
@@ -77,7 +81,15 @@ pub(crate) fn restart_waits(conn: &Connection, now: i64) -> Result<()> {
     const MESSAGES: &str = "UPDATE main.relet_messages INDEXED BY relet_parked
                                SET due_at = ?1 + (due_at - parked_at), parked_at = ?1
                              WHERE parked_at IS NOT NULL AND parked_at > ?1";
+    const GATES: &str = "UPDATE main.relet_gates INDEXED BY relet_closed
+                            SET closed_until = ?1 + (closed_until - closed_at), closed_at = ?1
+                          WHERE closed_at IS NOT NULL AND closed_at > ?1";
+    const QUEUES: &str = "UPDATE main.relet_queues INDEXED BY relet_paused
+                             SET paused_until = ?1 + (paused_until - paused_at), paused_at = ?1
+                           WHERE paused_at IS NOT NULL AND paused_at > ?1";
     if conn.prepare_cached(ANY)?.query_row([now], |row| row.get(0))? {
+        conn.prepare_cached(GATES)?.execute([now])?;
+        conn.prepare_cached(QUEUES)?.execute([now])?;
         conn.prepare_cached(RETRIES)?.execute([now])?;
         conn.prepare_cached(MESSAGES)?.execute([now])?;
     }

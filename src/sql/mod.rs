@@ -4,12 +4,15 @@ pub(crate) mod claim;
 pub(crate) mod dead;
 pub(crate) mod doctor;
 pub(crate) mod enqueue;
+pub(crate) mod gates;
 pub(crate) mod groups;
+pub(crate) mod lines;
 pub(crate) mod look;
 pub(crate) mod meta;
 pub(crate) mod prune;
 pub(crate) mod queues;
 pub(crate) mod retry_queue;
+pub(crate) mod schedules;
 pub(crate) mod settle;
 pub(crate) mod workers;
 
@@ -101,6 +104,8 @@ pub(crate) struct Record {
     pub(crate) due_at: Option<i64>,
     pub(crate) expires_at: Option<i64>,
     pub(crate) key: Option<String>,
+    pub(crate) gate: Option<i64>,
+    pub(crate) tick_at: Option<i64>,
     pub(crate) group: Option<String>,
     pub(crate) worker: Option<String>,
     pub(crate) incarnation: i64,
@@ -148,7 +153,8 @@ macro_rules! select_record {
             "SELECT m.id, m.queue, m.status, m.route, m.priority, m.waits_for, m.due_at, m.expires_at, m.key,
                     m.group_key, m.worker_id, m.incarnation, m.lease_until, m.claimed_at, m.token, m.epoch, m.attempts,
                     m.crashes, m.deferrals, m.releases, m.redrives, m.max_attempts, m.max_deferrals, m.retry,
-                    m.last_error, m.dead_reason, m.enqueued_at, m.finished_at, m.payload_crc, m.payload_bytes, m.payload
+                    m.last_error, m.dead_reason, m.enqueued_at, m.finished_at, m.payload_crc, m.payload_bytes, m.gate,
+                    m.tick_at, m.payload
                FROM main.relet_messages m ",
             $tail
         )
@@ -160,7 +166,7 @@ pub(crate) use select_record;
 pub(crate) const INLINE_MAX: usize = 2048;
 
 /// Where [`select_record!`] has the payload.
-pub(crate) const PAYLOAD_COLUMN: usize = 30;
+pub(crate) const PAYLOAD_COLUMN: usize = 32;
 
 impl Record {
     pub(crate) fn read(row: &Row<'_>) -> rusqlite::Result<Record> {
@@ -195,6 +201,8 @@ impl Record {
             finished_at: row.get(27)?,
             payload_crc: row.get(28)?,
             payload_bytes: row.get(29)?,
+            gate: row.get(30)?,
+            tick_at: row.get(31)?,
         })
     }
 
@@ -211,20 +219,23 @@ impl Record {
         found.map(|found| Record::whole(conn, found)).transpose()
     }
 
-    /// The first messages, up to `limit`, of those that are ready on this route.
+    /// The first messages, up to `limit`, of those that are ready on this route and pass no gate; without `crashed`, of those
+    /// that have not crashed yet.
     pub(crate) fn load_ready(
         conn: &Connection,
         queue: i64,
         route: Route,
+        crashed: bool,
         limit: usize,
     ) -> Result<Vec<(Record, Vec<u8>)>> {
         const SQL: &str = select_record!(
             "INDEXED BY relet_ready WHERE m.queue = ?1 AND m.status = ?2
-                AND m.worker_id IS NULL AND m.waits_for IS NULL AND m.finished_at IS NULL
+                AND m.worker_id IS NULL AND m.waits_for IS NULL AND m.finished_at IS NULL AND m.gate IS NULL
+                AND (?4 OR m.crashes = 0)
               ORDER BY m.priority DESC, m.id LIMIT ?3"
         );
         let mut statement = conn.prepare_cached(SQL)?;
-        let found = statement.query_map(params![queue, route, limit as i64], Record::read_whole)?;
+        let found = statement.query_map(params![queue, route, limit as i64, crashed], Record::read_whole)?;
         found.map(|found| Record::whole(conn, found?)).collect()
     }
 

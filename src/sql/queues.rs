@@ -2,8 +2,9 @@
 
 use rusqlite::{Connection, OptionalExtension, params};
 
+use crate::clock::{INSTANT_MAX, Now};
 use crate::error::Result;
-use crate::sql::Tx;
+use crate::sql::{Tx, gates};
 use crate::state::Status;
 
 /// What a queue's row says about its messages.
@@ -11,11 +12,12 @@ use crate::state::Status;
 pub(crate) struct QueueRow {
     pub(crate) id: i64,
     pub(crate) max_attempts: Option<u32>,
+    pub(crate) gate: Option<i64>,
 }
 
 pub(crate) fn find(conn: &Connection, name: &str) -> Result<Option<QueueRow>> {
-    const SQL: &str = "SELECT id, max_attempts FROM main.relet_queues WHERE name = ?1";
-    let read = |row: &rusqlite::Row<'_>| Ok(QueueRow { id: row.get(0)?, max_attempts: row.get(1)? });
+    const SQL: &str = "SELECT id, max_attempts, gate FROM main.relet_queues WHERE name = ?1";
+    let read = |row: &rusqlite::Row<'_>| Ok(QueueRow { id: row.get(0)?, max_attempts: row.get(1)?, gate: row.get(2)? });
     Ok(conn.prepare_cached(SQL)?.query_row([name], read).optional()?)
 }
 
@@ -29,18 +31,52 @@ pub(crate) fn find_or_make(tx: &Tx<'_>, name: &str) -> Result<QueueRow> {
     Ok(QueueRow { id, ..QueueRow::default() })
 }
 
-/// Sets a queue's own defaults; what is `None` follows the store.
-pub(crate) fn configure(
-    tx: &Tx<'_>,
-    name: &str,
-    max_attempts: Option<u32>,
-    lease_ms: Option<i64>,
-    retry: Option<&str>,
-) -> Result<()> {
-    const SQL: &str = "UPDATE main.relet_queues SET max_attempts = ?2, lease_ms = ?3, retry = ?4 WHERE id = ?1";
+/// What a queue says of its messages; what is `None` follows the store.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Own {
+    pub(crate) max_attempts: Option<u32>,
+    pub(crate) lease_ms: Option<i64>,
+    /// As JSON.
+    pub(crate) retry: Option<String>,
+    /// The gate's name.
+    pub(crate) gate: Option<String>,
+    pub(crate) ageing_ms: Option<i64>,
+}
+
+/// Sets a queue's own defaults.
+pub(crate) fn configure(tx: &Tx<'_>, name: &str, own: &Own) -> Result<()> {
+    const SQL: &str =
+        "UPDATE main.relet_queues SET max_attempts = ?2, lease_ms = ?3, retry = ?4, gate = ?5, ageing_ms = ?6
+                        WHERE id = ?1";
     let queue = find_or_make(tx, name)?;
-    tx.conn.prepare_cached(SQL)?.execute(params![queue.id, max_attempts, lease_ms, retry])?;
+    let gate = own.gate.as_ref().map(|gate| gates::find_or_make(tx, gate)).transpose()?;
+    tx.conn.prepare_cached(SQL)?.execute(params![
+        queue.id,
+        own.max_attempts,
+        own.lease_ms,
+        own.retry,
+        gate,
+        own.ageing_ms
+    ])?;
     Ok(())
+}
+
+/// Hands nothing out of a queue before this instant; `None`: at once again.
+pub(crate) fn pause(tx: &Tx<'_>, name: &str, until: Option<i64>) -> Result<()> {
+    const SQL: &str = "UPDATE main.relet_queues SET paused_until = ?2, paused_at = ?3 WHERE id = ?1";
+    let queue = find_or_make(tx, name)?;
+    // Until it is resumed: that is no span of time, and no clock changes it.
+    let at = until.map(|until| if until == INSTANT_MAX { 0 } else { tx.now.wall });
+    tx.conn.prepare_cached(SQL)?.execute(params![queue.id, until, at])?;
+    Ok(())
+}
+
+/// When a queue that is paused goes on. A clock that was set back since does not stretch that.
+pub(crate) fn paused_until(conn: &Connection, queue: i64, now: Now) -> Result<Option<i64>> {
+    const SQL: &str = "SELECT CASE WHEN paused_at > ?2 THEN ?2 + (paused_until - paused_at) ELSE paused_until END
+                         FROM main.relet_queues WHERE id = ?1 AND paused_until IS NOT NULL";
+    let until = conn.prepare_cached(SQL)?.query_row(params![queue, now.wall], |row| row.get(0)).optional()?;
+    Ok(until.filter(|until| *until > now.wall))
 }
 
 pub(crate) fn retry_of(conn: &Connection, queue: i64) -> Result<Option<String>> {

@@ -2,16 +2,14 @@
 
 use rusqlite::{Connection, OptionalExtension, params};
 
-use crate::clock::millis;
 use crate::error::Result;
-use crate::options::DEFERRAL_GRACE;
 use crate::sql::{Record, Tx};
 
-/// Puts a message there. `worker` keeps it for that worker, for [`DEFERRAL_GRACE`] after it is due.
+/// Puts a message there. `kept` keeps it for that worker, until that instant.
 pub(crate) fn put(
     tx: &mut Tx<'_>,
     record: &Record,
-    worker: Option<&str>,
+    kept: Option<(&str, i64)>,
     due_at: i64,
     reason: &str,
     count: u32,
@@ -19,7 +17,7 @@ pub(crate) fn put(
     const SQL: &str =
         "INSERT INTO main.relet_retry_queue (message, queue, worker_id, due_at, kept_until, reason, count)
                        VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
-    let kept_until = worker.map(|_| due_at.saturating_add(millis(DEFERRAL_GRACE)));
+    let (worker, kept_until) = kept.unzip();
     tx.conn.prepare_cached(SQL)?.execute(params![
         record.id,
         record.queue,

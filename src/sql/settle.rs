@@ -7,10 +7,11 @@ use rusqlite::params;
 use crate::clock::{INSTANT_MAX, millis};
 use crate::error::{Error, Result, Whereabouts};
 use crate::message::{MessageId, RELEASES_MAX, cut};
+use crate::options::DEFERRAL_GRACE;
 use crate::receipt::Receipt;
 use crate::retry::Retry;
 use crate::sql::dead::{self, By};
-use crate::sql::{Record, Tx, groups, queues, retry_queue};
+use crate::sql::{Record, Tx, gates, groups, queues, retry_queue};
 use crate::state::{Event, Route, Status};
 
 /// A way to end a claim, or to hold it longer.
@@ -53,6 +54,13 @@ pub enum Settle {
         delay: Duration,
         /// Why; kept up to [`ERROR_MAX`](crate::ERROR_MAX) bytes.
         reason: String,
+    },
+    /// The other side has said for how long it wants to hear nothing (a 429 with Retry-After): the message is deferred, as with
+    /// [`Settle::Defer`], and its [gate](crate::Gate) closed for as long, so that its siblings wait in the file. When it is due
+    /// it is anyone's, in its place in the gate's line. Without a gate, only deferred.
+    Limited {
+        /// How long to wait.
+        retry_after: Duration,
     },
     /// Back to its route, for anyone, at once. Costs no attempt; has its own ceiling.
     Release,
@@ -99,7 +107,8 @@ pub(crate) fn settle(tx: &mut Tx<'_>, receipt: Receipt, how: &Settle) -> Result<
             dead::give_up(tx, &record, Some("rejected"), Some(&cut(error)), By::Holder)?;
             Status::Dead
         }
-        Settle::Defer { delay, reason } => defer(tx, record, *delay, &cut(reason))?,
+        Settle::Defer { delay, reason } => defer(tx, record, *delay, &cut(reason), Some(DEFERRAL_GRACE))?,
+        Settle::Limited { retry_after } => limited(tx, record, *retry_after)?,
         Settle::Release => release(tx, record)?,
         // Voided by a restart of its worker or of the machine: who comes after may finish this, but not keep it.
         Settle::Extend { .. } if record.lease_until == Some(0) => return Err(stale(&record, receipt)),
@@ -166,6 +175,7 @@ fn ack(tx: &mut Tx<'_>, record: Record) -> Result<Status> {
         tx.count(record.queue, Some(record.status), Some(to));
     }
     tx.count_acked(record.queue);
+    gates::widen(tx, &record)?;
     groups::settle_turn(tx, record.queue, record.group.as_deref())?;
     Ok(to)
 }
@@ -231,7 +241,21 @@ fn give_back(tx: &mut Tx<'_>, record: Record, event: Event, retry: Option<(i64, 
     Ok(to)
 }
 
-fn defer(tx: &mut Tx<'_>, mut record: Record, delay: Duration, reason: &str) -> Result<Status> {
+fn limited(tx: &mut Tx<'_>, record: Record, retry_after: Duration) -> Result<Status> {
+    let Some(gate) = record.gate else { return defer(tx, record, retry_after, "rate limited", Some(DEFERRAL_GRACE)) };
+    gates::close(tx, gate, tx.now.after(retry_after))?;
+    let reason = format!("rate limited at gate {:?}", gates::name_of(tx.conn, gate)?);
+    defer(tx, record, retry_after, &reason, None)
+}
+
+/// Puts it off, and keeps it for its worker: for `grace` longer than until it is due.
+fn defer(
+    tx: &mut Tx<'_>,
+    mut record: Record,
+    delay: Duration,
+    reason: &str,
+    grace: Option<Duration>,
+) -> Result<Status> {
     const SQL: &str = "UPDATE main.relet_messages
         SET lease_until = NULL, lease_ms = NULL, due_at = ?2, parked_at = ?3, deferrals = ?4, attempts = ?5
         WHERE id = ?1";
@@ -246,7 +270,9 @@ fn defer(tx: &mut Tx<'_>, mut record: Record, delay: Duration, reason: &str) -> 
     let due_at = tx.now.after(delay);
     tx.conn.prepare_cached(SQL)?.execute(params![record.id, due_at, tx.now.wall, record.deferrals, record.attempts])?;
     let worker = record.worker.clone();
-    retry_queue::put(tx, &record, worker.as_deref(), due_at, reason, record.deferrals)?;
+    let kept_until = grace.map_or(due_at, |grace| due_at.saturating_add(millis(grace)));
+    let kept = worker.as_deref().map(|worker| (worker, kept_until));
+    retry_queue::put(tx, &record, kept, due_at, reason, record.deferrals)?;
     Ok(to)
 }
 
