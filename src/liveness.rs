@@ -4,7 +4,8 @@
 //! process dies, also under `kill -9` and across containers; no process id is judged. Whoever can take a shared lock on
 //! that file knows that its owner is dead. (Shared, so that two who look at the same moment do not take each other for
 //! the owner.) The file's name is random and never used twice, so it is the very file that was locked, or none; a missing
-//! file proves nothing, and then the lease decides. Locks are taken and probed only inside a write transaction.
+//! file proves nothing, and then the lease decides. Locks are taken and probed only inside a write transaction; a look alone
+//! ([`Liveness::life`]) does without one.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::ErrorKind;
@@ -19,6 +20,7 @@ use crate::error::{Error, Result};
 use crate::random;
 use crate::sql::workers::{self, WorkerRow};
 use crate::sql::{Tx, meta};
+use crate::view::Life;
 
 /// How often claims look for dead owners while there is something else to claim.
 const LOOK_EVERY: Duration = Duration::from_millis(25);
@@ -45,10 +47,20 @@ struct Ended {
 #[derive(Debug)]
 pub(crate) struct Lock {
     path: PathBuf,
-    _file: File,
+    file: File,
 }
 
 impl Lock {
+    /// Commands that this process runs from now on inherit it.
+    pub(crate) fn share(&self) -> Result<()> {
+        #[cfg(unix)]
+        rustix::io::fcntl_setfd(&self.file, rustix::io::FdFlags::empty()).map_err(|error| Error::Open {
+            path: self.path.clone(),
+            detail: format!("the worker's lock cannot be shared with commands: {error}"),
+        })?;
+        Ok(())
+    }
+
     /// Ends in good order: the file goes with the lock.
     pub(crate) fn remove(self) {
         let _ = std::fs::remove_file(&self.path);
@@ -139,6 +151,17 @@ impl Liveness {
         }
     }
 
+    /// Whether the owner of this row lives. Needs no transaction, if the row is a committed one: its lock was taken before
+    /// the commit, and nobody ever takes an exclusive one on that file again, so this probe is in nobody's way. The answer
+    /// is about now: whoever is dead may also have been struck off since the row was read, and then has ended in good order.
+    pub(crate) fn life(&self, row: &WorkerRow) -> Life {
+        match self.probe(row) {
+            Probe::Alive => Life::Alive,
+            Probe::Dead => Life::Dead,
+            Probe::Unknown => Life::Unknown,
+        }
+    }
+
     /// Removes the files of owners that were buried before, so that they do not pile up.
     fn sweep(&self, tx: &Tx<'_>) -> Result<()> {
         let Some(files) = self.folder.as_deref().and_then(|folder| std::fs::read_dir(folder).ok()) else {
@@ -168,7 +191,7 @@ fn lock(folder: &Path) -> Result<Lock> {
         Ok::<_, std::io::Error>(file)
     })();
     match taken {
-        Ok(file) => Ok(Lock { path, _file: file }),
+        Ok(file) => Ok(Lock { path, file }),
         Err(error) => Err(Error::Open { path, detail: format!("the worker's lock cannot be taken: {error}") }),
     }
 }

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use rusqlite::{Connection, MAIN_DB, TransactionState};
 
 use crate::clock::{Now, millis};
@@ -64,6 +65,7 @@ struct Inner {
     store_id: String,
     liveness: Arc<Liveness>,
     waker: Arc<Waker>,
+    risk: Arc<Mutex<()>>,
 }
 
 impl std::fmt::Debug for Store {
@@ -109,6 +111,7 @@ impl Options {
             store_id,
             liveness,
             waker,
+            risk: Arc::default(),
         };
         Ok(Store { inner: Arc::new(inner) })
     }
@@ -133,6 +136,7 @@ impl Options {
             store_id,
             liveness,
             waker,
+            risk: Arc::default(),
         };
         Ok(Store { inner: Arc::new(inner) })
     }
@@ -146,6 +150,7 @@ impl Options {
         let path = db::resolve(path.as_ref())?;
         let readers = db::open_read_only(&path, &self)?;
         let identity = db::identity(&path);
+        let liveness = Arc::new(Liveness::new(Some(db::beside(&path, "-relet-workers"))));
         let mut inner = Inner {
             readers: Some(readers),
             writer: None,
@@ -153,8 +158,9 @@ impl Options {
             path: Some(path),
             identity,
             store_id: String::new(),
-            liveness: Arc::new(Liveness::new(None)),
+            liveness,
             waker: Arc::default(),
+            risk: Arc::default(),
         };
         inner.store_id = inner.read(|conn, _| meta::need(conn, "store_id"))?;
         Ok(Store { inner: Arc::new(inner) })
@@ -501,14 +507,35 @@ impl Store {
         self.inner.waker.commits()
     }
 
-    /// Sleeps until something may have become claimable in this queue since `seen`, for at most `limit`.
-    pub(crate) fn sleep(&self, queue: &str, seen: u64, limit: Duration) -> Result<()> {
+    /// Sleeps until something may have become claimable in one of these queues since `seen`, for at most `limit`.
+    pub(crate) fn sleep<'q>(
+        &self,
+        queues: impl IntoIterator<Item = &'q str>,
+        seen: u64,
+        limit: Duration,
+    ) -> Result<()> {
         if let Some(path) = self.path() {
             self.inner.waker.watch(path);
         }
-        let due = self.read(|conn, now| sql::look::next_event(conn, queue, now))?;
-        self.inner.waker.sleep(seen, limit.min(NAP_MAX).min(due.unwrap_or(NAP_MAX)));
+        let nap = self.read(|conn, now| {
+            let mut nap = limit.min(NAP_MAX);
+            for queue in queues {
+                nap = nap.min(sql::look::next_event(conn, queue, now)?.unwrap_or(NAP_MAX));
+            }
+            Ok(nap)
+        })?;
+        self.inner.waker.sleep(seen, nap);
         Ok(())
+    }
+
+    /// Wakes whoever sleeps.
+    pub(crate) fn ring(&self) {
+        self.inner.waker.ring();
+    }
+
+    /// The right of this process to work on a message that has crashed before: one has it at a time.
+    pub(crate) fn risk(&self) -> &Arc<Mutex<()>> {
+        &self.inner.risk
     }
 
     pub(crate) fn options_used(&self) -> &Options {
@@ -541,7 +568,7 @@ impl Store {
         }
     }
 
-    fn read<T>(&self, look: impl FnOnce(&Connection, Now) -> Result<T>) -> Result<T> {
+    pub(crate) fn read<T>(&self, look: impl FnOnce(&Connection, Now) -> Result<T>) -> Result<T> {
         self.inner.read(look)
     }
 
@@ -571,7 +598,7 @@ impl Store {
 }
 
 impl Inner {
-    fn read<T>(&self, look: impl FnOnce(&Connection, Now) -> Result<T>) -> Result<T> {
+    pub(crate) fn read<T>(&self, look: impl FnOnce(&Connection, Now) -> Result<T>) -> Result<T> {
         self.with_reader(|conn| {
             let transaction = conn.unchecked_transaction()?;
             let mut now = self.options.clock.now();
@@ -603,7 +630,7 @@ impl Inner {
 }
 
 /// The outcome of one item of a bulk call: what concerns only this item is its own, anything else ends the call.
-fn item<T>(outcome: Result<T>) -> Result<Result<T>> {
+pub(crate) fn item<T>(outcome: Result<T>) -> Result<Result<T>> {
     match outcome {
         Err(error) if error.is_claim_lost() || matches!(error, Error::Status { .. } | Error::KeyTaken { .. }) => {
             Ok(Err(error))

@@ -1,5 +1,6 @@
 //! The worker: whoever claims.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,10 +10,14 @@ use crate::error::Result;
 use crate::liveness::Lock;
 use crate::message::{MessageId, check_name};
 use crate::options::check_lease;
+use crate::receipt::Receipt;
 use crate::sql;
-use crate::sql::claim::{ById, Next, Routes, Who};
+use crate::sql::claim::{ById, Next, Routes, Taken, Who};
+use crate::sql::settle::{Settle, Settled};
+use crate::sql::workers::Holding;
 use crate::state::Route;
-use crate::store::Store;
+use crate::store::{Store, item};
+use crate::view::{Life, WorkerView};
 use crate::writer::Need;
 
 /// A started worker: a label, and this start of it. Cheap to clone; all clones are one worker, for all threads.
@@ -48,6 +53,15 @@ struct Start {
     lock: Option<Lock>,
 }
 
+/// What a [`Worker::step`] came to.
+pub(crate) struct Step {
+    pub(crate) settled: Option<Result<Settled>>,
+    /// The claim, and the place of its queue among those that were asked for.
+    pub(crate) taken: Option<(usize, Taken)>,
+    /// A claim was full with clearing the way: there may be more.
+    pub(crate) again: bool,
+}
+
 impl Drop for Start {
     fn drop(&mut self) {
         let (label, incarnation) = (self.label.clone(), self.incarnation);
@@ -73,12 +87,21 @@ impl Worker {
         Ok(Worker::new(store, label, incarnation, lock))
     }
 
+    /// Commands that this process runs from now on inherit the worker's lock: one that outlives this process keeps the
+    /// worker's claims, until their leases end. Unix only; elsewhere nothing is inherited.
+    ///
+    /// # Errors
+    /// [`Error::Open`](crate::Error::Open) where the system refuses it.
+    pub fn share_with_commands(&self) -> Result<()> {
+        self.start.lock.as_ref().map_or(Ok(()), Lock::share)
+    }
+
     pub(crate) fn detached(store: Store, label: &str) -> Worker {
         Worker::new(store, label.into(), 0, None)
     }
 
     fn new(store: Store, label: Arc<str>, incarnation: i64, lock: Option<Lock>) -> Worker {
-        let who = Who { label: label.clone(), incarnation, routes: Routes::ALL, lease: None };
+        let who = Who { label: label.clone(), incarnation, routes: Routes::ALL, lease: None, crashed: true };
         Worker { start: Arc::new(Start { store, label, incarnation, lock }), who }
     }
 
@@ -155,7 +178,7 @@ impl Worker {
             if left.is_zero() {
                 return Ok(None);
             }
-            self.start.store.sleep(queue, seen, left)?;
+            self.start.store.sleep([queue], seen, left)?;
         }
     }
 
@@ -218,7 +241,88 @@ impl Worker {
         })
     }
 
+    /// The same worker, which leaves alone what has crashed before, unless `crashed`.
+    pub(crate) fn crashed(&self, crashed: bool) -> Worker {
+        Worker { who: Who { crashed, ..self.who.clone() }, ..self.clone() }
+    }
+
+    /// Settles, and claims the next message of the first of these queues that has one, in one commit.
+    pub(crate) fn step(&self, settle: Option<(Receipt, Settle)>, queues: Vec<Arc<str>>) -> Result<Step> {
+        let (who, liveness) = (self.who.clone(), self.start.store.liveness().clone());
+        let look = liveness.is_due();
+        let need = if settle.is_some() { Need::Settle } else { Need::Claim };
+        self.start.store.write(need, move |tx| {
+            let settled = match &settle {
+                Some((receipt, how)) => Some(item(sql::settle::settle(tx, *receipt, how))?),
+                None => None,
+            };
+            if look {
+                liveness.bury_dead(tx)?;
+            }
+            let mut step = Step { settled, taken: None, again: false };
+            for (at, queue) in queues.iter().enumerate() {
+                let next = sql::claim::claim_next(tx, queue, &who, 1)?;
+                step.again |= next.again;
+                if let Some(taken) = next.taken.into_iter().next() {
+                    step.taken = Some((at, taken));
+                    break;
+                }
+            }
+            Ok(step)
+        })
+    }
+
     pub(crate) fn store(&self) -> &Store {
         &self.start.store
+    }
+}
+
+impl Store {
+    /// Every worker that is registered, alive or not, and whoever else holds or has deferred something, by label. Changes
+    /// nothing. What is held or deferred is counted one by one.
+    ///
+    /// ```
+    /// use relet::{Life, Store};
+    ///
+    /// let store = Store::open_in_memory()?;
+    /// store.queue("mail").enqueue("a")?;
+    /// let worker = store.worker("mailer-1")?;
+    /// let _claim = worker.claim("mail")?;
+    /// let workers = store.workers()?;
+    /// assert_eq!((workers[0].label.as_str(), workers[0].life, workers[0].held), ("mailer-1", Life::Alive, 1));
+    /// # Ok::<(), relet::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Store::stats`].
+    pub fn workers(&self) -> Result<Vec<WorkerView>> {
+        let before = self.read(|conn, _| sql::workers::all(conn))?;
+        let lives: HashMap<i64, Life> = before.iter().map(|row| (row.incarnation, self.liveness().life(row))).collect();
+        // Whoever ends in good order lets go of its lock once its row is gone: dead is only whose row is still there.
+        let (rows, holdings) =
+            self.read(|conn, now| Ok((sql::workers::all(conn)?, sql::workers::holdings(conn, now)?)))?;
+        let mut workers: Vec<_> = rows
+            .into_iter()
+            .map(|row| WorkerView {
+                label: row.label,
+                life: lives.get(&row.incarnation).copied().unwrap_or(Life::Alive), // it was started since
+                pid: Some(row.pid),
+                started_at: Some(row.started_at),
+                held: 0,
+                deferred: 0,
+            })
+            .collect();
+        for Holding { label, detached, held, deferred } in holdings {
+            let mut registered = workers.iter_mut().filter(|worker| worker.pid.is_some() && !detached);
+            match registered.find(|worker| worker.label == label) {
+                Some(worker) => (worker.held, worker.deferred) = (held, deferred),
+                None => {
+                    let life = if detached { Life::Detached } else { Life::Ended };
+                    workers.push(WorkerView { label, life, pid: None, started_at: None, held, deferred });
+                }
+            }
+        }
+        workers.sort_by(|a, b| (&a.label, a.pid.is_none()).cmp(&(&b.label, b.pid.is_none())));
+        Ok(workers)
     }
 }
