@@ -10,8 +10,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
 
-/// The last instant that is accepted: the end of the year 9999, in unix ms. Later ones count as this one.
-pub(crate) const INSTANT_MAX: i64 = 253_402_300_799_999;
+/// The last instant that is accepted: the end of the year 9999, in unix ms. Later ones count as this one. What is closed or
+/// paused without an end is so until then.
+pub const INSTANT_MAX: i64 = 253_402_300_799_999;
 
 /// The time of one transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -244,6 +244,40 @@ pub enum Error {
         /// The panic's message.
         detail: String,
     },
+    /// A cron pattern cannot be read, or never comes.
+    #[error(
+        "cron pattern {pattern:?} cannot be used: {problem}; write `minute hour day-of-month month day-of-week`, such as \"0 3 * * *\""
+    )]
+    CronPattern {
+        /// The pattern as given.
+        pattern: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// There is no such time zone.
+    #[error("time zone {name:?} is not known; use a name of the IANA database, such as \"Europe/Berlin\" or \"UTC\"")]
+    TimeZone {
+        /// The name as given.
+        name: String,
+    },
+    /// A cron schedule was met by a build without the feature `cron`. It was left as it is.
+    #[error("cron pattern {pattern:?} cannot be read by this build; build relet with the feature `cron`")]
+    NoCron {
+        /// The pattern.
+        pattern: String,
+    },
+    /// The message of a schedule has a delay or an instant of its own.
+    #[error("schedule {schedule:?}: its ticks say when its messages come; leave out the message's `delay` or `at`")]
+    ScheduledDelay {
+        /// The schedule.
+        schedule: String,
+    },
+    /// A thread could not be started.
+    #[error("a thread could not be started: {detail}; raise the limit on this process's threads, or stop some")]
+    Thread {
+        /// What the system said.
+        detail: String,
+    },
     /// Anything else that SQLite or the reader pool reported.
     #[error("SQLite: {0}")]
     Sqlite(Arc<rusqlite::Error>),

@@ -3,40 +3,55 @@
 #![forbid(unsafe_code)]
 
 mod backup;
+mod cancel;
 mod claim;
 mod clock;
+#[cfg(feature = "cron")]
+mod cron;
 mod db;
 mod error;
+mod gate;
 mod liveness;
 mod message;
+mod monitor;
 mod options;
+mod outcome;
+mod prometheus;
 mod queue;
 mod random;
 mod receipt;
 mod reserve;
 mod retry;
+mod schedule;
 mod sql;
 mod state;
 mod store;
 mod view;
 mod waker;
 mod worker;
+mod workers;
 mod writer;
 
+pub use cancel::{CancelReason, CancelToken};
 pub use claim::{Claim, How, Verdict, Wait};
-pub use clock::Clock;
+pub use clock::{Clock, INSTANT_MAX};
 pub use error::{Error, Result, Whereabouts};
+pub use gate::{Gate, GateLimits};
 pub use message::{
     ATTEMPTS_MAX, CRASHES_MAX, DEFERRALS_MAX, ERROR_MAX, Enqueued, Message, MessageId, NAME_MAX, PAYLOAD_MAX,
     PAYLOAD_MAX_LIMIT, PRIORITY_RANGE, RELEASES_MAX,
 };
+pub use monitor::{Event, Finding, Monitor, RunningMonitor, What};
 pub use options::{DEFERRAL_GRACE, Durability, LEASE_RANGE, Options, RESERVE};
+pub use outcome::Outcome;
 pub use queue::{Queue, QueueDefaults};
 pub use receipt::Receipt;
 pub use retry::Retry;
 pub use rusqlite;
+pub use schedule::{CATCH_UP_MAX, CatchUp, EVERY_MAX, Schedule, ScheduleView, TICK_GRACE, Ticks, When};
 pub use sql::settle::{Settle, Settled};
 pub use state::{Route, Status};
 pub use store::{Redriven, Store};
-pub use view::{Filter, PAGE, PAGE_MAX, QueueStats, Retrying, Snapshot, Stats, Stuck, Why};
+pub use view::{Filter, GateView, Life, PAGE, PAGE_MAX, QueueStats, Retrying, Snapshot, Stats, Stuck, Why, WorkerView};
 pub use worker::Worker;
+pub use workers::{Builder, Finished, Stopped, Workers};

@@ -2,6 +2,7 @@
 
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
+use crate::clock::Now;
 use crate::error::Result;
 use crate::sql::Tx;
 
@@ -37,6 +38,41 @@ pub(crate) fn all(conn: &Connection) -> Result<Vec<WorkerRow>> {
     const SQL: &str = "SELECT label, incarnation, pid, started_at, lock FROM main.relet_workers ORDER BY label";
     let mut statement = conn.prepare_cached(SQL)?;
     let rows = statement.query_map([], WorkerRow::read)?;
+    Ok(rows.collect::<rusqlite::Result<_>>()?)
+}
+
+/// What one label holds, by registered starts of it or detached.
+#[derive(Debug, Clone)]
+pub(crate) struct Holding {
+    pub(crate) label: String,
+    pub(crate) detached: bool,
+    pub(crate) held: u64,
+    pub(crate) deferred: u64,
+}
+
+/// What every label holds with a lease that runs, and what it has deferred, counted one by one.
+pub(crate) fn holdings(conn: &Connection, now: Now) -> Result<Vec<Holding>> {
+    // Queue by queue, so that both are found by their indexes: what waits and what is finished is not read.
+    const SQL: &str = "
+        SELECT label, detached, count(held), count(*) - count(held) FROM (
+          SELECT m.worker_id AS label, m.incarnation = 0 AS detached, 1 AS held
+            FROM main.relet_queues q CROSS JOIN main.relet_messages m INDEXED BY relet_leases
+           WHERE m.queue = q.id AND m.lease_until IS NOT NULL AND m.lease_until > ?1
+          UNION ALL
+          SELECT r.worker_id, m.incarnation = 0, NULL
+            FROM main.relet_queues q CROSS JOIN main.relet_retry_queue r INDEXED BY relet_retry_kept
+            CROSS JOIN main.relet_messages m
+           WHERE r.queue = q.id AND r.worker_id IS NOT NULL AND m.id = r.message)
+         GROUP BY label, detached";
+    let mut statement = conn.prepare_cached(SQL)?;
+    let rows = statement.query_map([now.awake], |row| {
+        Ok(Holding {
+            label: row.get(0)?,
+            detached: row.get(1)?,
+            held: row.get::<_, i64>(2)?.unsigned_abs(),
+            deferred: row.get::<_, i64>(3)?.unsigned_abs(),
+        })
+    })?;
     Ok(rows.collect::<rusqlite::Result<_>>()?)
 }
 

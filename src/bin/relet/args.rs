@@ -7,9 +7,9 @@ use std::time::{Duration, SystemTime};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use relet::{MessageId, PAGE, Receipt, Route, Status};
+use relet::{MessageId, PAGE, Receipt, Retry, Route, Status};
 
-use crate::time;
+use crate::time::{self, Rate};
 
 const ABOUT: &str = "An embedded, durable message queue in one SQLite file, whose claims can be claimed again.
 
@@ -20,12 +20,14 @@ FORMS:
   Durations are whole numbers with units, the largest first: 250ms, 30s, 5m, 1h30m, 2d.
   Instants are RFC 3339 with an offset: 2030-01-31T08:00:00Z, 2030-01-31T08:00:00+02:00.
   Receipts are what `claim` printed: 40.2, or 40.3-2 in the store's second epoch.
+  Rates are messages per duration: 100/1m, 5/250ms.
+  Backoffs are one duration, always the same (30s), or the first and the longest, each wait twice the one before: 1s..1h.
 
 JSON:
   A message has id, queue, status, priority, attempts, crashes, deferrals, due_at, worker, receipt, lease_left_ms,
-  payload, last_error, enqueued_at and more. Members that end in _at are instants in unix milliseconds, those that end
-  in _ms are spans in milliseconds. payload is the payload itself where that is JSON, else a string; where it is no
-  text, payload_base64 is there instead.
+  payload, last_error, enqueued_at and more. Members that end in _at or _until are instants in unix milliseconds (the
+  last one, 253402300799999: without an end), those that end in _ms are spans in milliseconds. payload is the payload
+  itself where that is JSON, else a string; where it is no text, payload_base64 is there instead.
 
 EXIT CODES:
   0   done (also: no stuck message, nothing found wrong, an empty list)
@@ -51,7 +53,7 @@ pub(crate) struct Cli {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Global options")]
 pub(crate) struct Global {
-    /// The store: a SQLite file. `enqueue` and `import` create it, the others do not.
+    /// The store: a SQLite file. `enqueue`, `import`, `gate set` and `queue set` create it, the others do not.
     // Not a PathBuf, since an empty RELET_DB means that none is named.
     #[arg(short, long, global = true, env = "RELET_DB", hide_env_values = true, value_name = "FILE")]
     pub(crate) db: Option<OsString>,
@@ -90,8 +92,8 @@ pub(crate) enum Command {
     Enqueue(Enqueue),
     /// Claim the next messages of a queue, or one by its id. Prints receipt and payload.
     ///
-    /// The claim outlives this command: settle it by its receipt (ack, fail, reject, defer, release) before its lease
-    /// runs out. Claiming again as the same worker is safe, and makes the older receipt stale.
+    /// The claim outlives this command: settle it by its receipt (ack, fail, reject, defer, limited, release) before
+    /// its lease runs out. Claiming again as the same worker is safe, and makes the older receipt stale.
     ///
     /// One message is printed as its receipt on the first line, then the payload as it is, then a line break. With -n 2
     /// and more, each takes one line: receipt, tab, payload with its control characters escaped. Use --json in programs.
@@ -103,7 +105,7 @@ pub(crate) enum Command {
     /// Settle: the work is done. The message is deleted, or kept for --retention.
     ///
     /// Exits with 3 where a message is gone (it was settled before, and deleted), with 4 where the claim was lost. The
-    /// same holds for fail, reject, defer, release and extend. Settling twice by the same receipt is safe.
+    /// same holds for fail, reject, defer, limited, release and extend. Settling twice by the same receipt is safe.
     Ack(Receipts),
     /// Settle: the work failed. It is tried again after its backoff, or becomes a dead letter.
     Fail {
@@ -134,6 +136,17 @@ pub(crate) enum Command {
         /// Why, for the retry queue.
         #[arg(long, value_name = "TEXT", default_value = "deferred", allow_hyphen_values = true)]
         reason: String,
+    },
+    /// Settle: the other side allows nothing for a while (a 429). The message waits, and its gate closes for as long.
+    ///
+    /// So its siblings wait in the store, instead of each running into the same wall. No attempt is counted. When the
+    /// gate opens again its messages come in their order, one at a time first. A message without a gate is deferred only.
+    Limited {
+        #[command(flatten)]
+        receipts: Receipts,
+        /// For how long: the Retry-After of the answer.
+        #[arg(long, value_name = "D", value_parser = time::duration, allow_hyphen_values = true)]
+        retry_after: Duration,
     },
     /// Settle: give the message back, for anyone, at once. No attempt is counted.
     Release(Receipts),
@@ -189,6 +202,33 @@ pub(crate) enum Command {
         #[arg(long, value_name = "D", value_parser = time::duration, allow_hyphen_values = true, default_value = "1h")]
         older_than: Duration,
     },
+    /// Look after gates: named valves that messages pass when they are handed out (an API, a tenant, "online").
+    #[command(subcommand)]
+    Gate(Gate),
+    /// Hand nothing out of a queue, until `resume`.
+    ///
+    /// Enqueueing and settling go on, and so does what is being worked on.
+    Pause {
+        /// The queue.
+        queue: String,
+        /// It goes on by itself after this long.
+        #[arg(long = "for", value_name = "D", value_parser = time::duration, allow_hyphen_values = true)]
+        delay: Option<Duration>,
+    },
+    /// Go on with a queue that is paused.
+    Resume {
+        /// The queue.
+        queue: String,
+    },
+    /// Say what holds for all messages of a queue.
+    #[command(subcommand)]
+    Queue(Queue),
+    /// List the workers, alive or not, and whoever else holds or has deferred something.
+    ///
+    /// A dead one's process has died: the next claim takes what it held. Of an unknown one that cannot be told, and its
+    /// leases decide. One that has ended did so in good order, and may have left its receipts to somebody. A detached one
+    /// claimed with this command line. A label can be there twice: registered, and detached.
+    Workers,
     /// Look after dead letters: messages that were given up.
     #[command(subcommand)]
     Dead(Dead),
@@ -244,6 +284,9 @@ pub(crate) struct Demo {
     /// Keep the folder with the two databases, and say where it is.
     #[arg(long)]
     pub(crate) keep: bool,
+    /// What the demonstration runs itself with, as the process that is killed.
+    #[arg(long, value_name = "FILE", hide = true)]
+    pub(crate) victim: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -277,6 +320,9 @@ pub(crate) struct Enqueue {
     /// Messages of a group are handed out in order, one at a time.
     #[arg(long, value_name = "G")]
     pub(crate) group: Option<String>,
+    /// The gate that it passes when it is handed out; the queue's unless set, or none.
+    #[arg(long, value_name = "G")]
+    pub(crate) gate: Option<String>,
     /// Becomes a dead letter if it has not been handed out by then.
     #[arg(long, value_name = "D", value_parser = time::duration, allow_hyphen_values = true)]
     pub(crate) ttl: Option<Duration>,
@@ -351,6 +397,80 @@ pub(crate) struct Page {
     /// With their payloads.
     #[arg(long)]
     pub(crate) payload: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Gate {
+    /// Limit what passes a gate while it is open, in place of the limits that it had.
+    ///
+    /// The limits hold for all processes together. Whether the gate is closed does not change.
+    #[command(group = ArgGroup::new("limits").required(true).multiple(true).args(["concurrency", "rate", "no_limits"]))]
+    Set {
+        /// The gate.
+        #[arg(value_name = "GATE")]
+        name: String,
+        /// At most so many claims at a time.
+        #[arg(long, value_name = "N")]
+        concurrency: Option<u32>,
+        /// At most so many messages in that time, evenly.
+        #[arg(long, value_name = "N/D", value_parser = time::rate, allow_hyphen_values = true)]
+        rate: Option<Rate>,
+        /// So many of them may come at once after a quiet time; 1 unless set.
+        #[arg(long, value_name = "N", requires = "rate")]
+        burst: Option<u32>,
+        /// Everything passes.
+        #[arg(long, conflicts_with_all = ["concurrency", "rate", "burst"])]
+        no_limits: bool,
+    },
+    /// Close a gate, until `gate open`. What has passed goes on.
+    Close {
+        /// The gate.
+        #[arg(value_name = "GATE")]
+        name: String,
+        /// It opens by itself after this long; later where it is closed for longer already.
+        #[arg(long = "for", value_name = "D", value_parser = time::duration, allow_hyphen_values = true)]
+        delay: Option<Duration>,
+    },
+    /// Open a closed gate: gently, one message at a time first. Its limits stay.
+    Open {
+        /// The gate.
+        #[arg(value_name = "GATE")]
+        name: String,
+    },
+    /// List the gates: their limits, what has passed and is held, what waits.
+    List,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Queue {
+    /// Set what a queue says of messages that say nothing themselves, in place of what it said.
+    #[command(group = ArgGroup::new("defaults").required(true).multiple(true)
+        .args(["max_attempts", "lease", "retry", "gate", "ageing", "no_defaults"]))]
+    Set(QueueSet),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct QueueSet {
+    /// The queue.
+    pub(crate) queue: String,
+    /// How often a message is tried, of those enqueued from now on.
+    #[arg(long, value_name = "N")]
+    pub(crate) max_attempts: Option<u32>,
+    /// How long a claim holds.
+    #[arg(long, value_name = "D", value_parser = time::duration, allow_hyphen_values = true)]
+    pub(crate) lease: Option<Duration>,
+    /// How failed messages back off.
+    #[arg(long, value_name = "D[..D]", value_parser = time::retry, allow_hyphen_values = true)]
+    pub(crate) retry: Option<Retry>,
+    /// The gate of messages, of those enqueued from now on.
+    #[arg(long, value_name = "G")]
+    pub(crate) gate: Option<String>,
+    /// Each time a message has waited this long, it counts as one priority higher.
+    #[arg(long, value_name = "D", value_parser = time::duration, allow_hyphen_values = true)]
+    pub(crate) ageing: Option<Duration>,
+    /// Nothing: the store's defaults hold.
+    #[arg(long, conflicts_with_all = ["max_attempts", "lease", "retry", "gate", "ageing"])]
+    pub(crate) no_defaults: bool,
 }
 
 #[derive(Debug, Subcommand)]

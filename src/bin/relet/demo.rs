@@ -1,7 +1,10 @@
 //! The demonstration: the same messages, the same workers and the same rate-limited API, first with the naive claim, then
-//! with relet's. What the end table shows is read from the two databases.
+//! with relet's, where a process that holds some of them is killed as well. What became of the messages is read from the two
+//! databases.
 
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::ScopedJoinHandle;
@@ -10,7 +13,7 @@ use std::time::Duration;
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use indicatif::{ProgressBar, ProgressStyle};
 use relet::rusqlite::{self, Connection, OptionalExtension, params};
-use relet::{Claim, Filter, How, PAGE_MAX, Status, Store};
+use relet::{Claim, Filter, Finished, Message, Options, PAGE_MAX, Status, Store, Workers};
 
 use crate::args::{Demo, Global};
 use crate::exit::{Exit, Failure, Outcome};
@@ -20,6 +23,10 @@ use crate::time::{Stopwatch, now_ms};
 
 /// The queue of relet's part.
 const QUEUE: &str = "deliveries";
+/// The gate that they pass, closed by each 429.
+const GATE: &str = "api";
+/// Messages that the process which is killed holds.
+const HELD: usize = 5;
 /// Threads that enqueue.
 const PRODUCERS: u32 = 2;
 /// Calls a second that the API allows: half of the messages, so that a run takes about two seconds, within these bounds.
@@ -30,6 +37,9 @@ const IDLE: Duration = Duration::from_millis(5);
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) fn run(global: &Global, out: &mut Out, args: &Demo) -> Outcome {
+    if let Some(path) = &args.victim {
+        return Victim::be(path, global.options());
+    }
     let stop = Arc::new(AtomicBool::new(false));
     let told = stop.clone();
     // Where a handler cannot be set, the signal ends the program, and the folder stays.
@@ -45,7 +55,7 @@ pub(crate) fn run(global: &Global, out: &mut Out, args: &Demo) -> Outcome {
     ));
     let naive = naive::run(&plan, &folder.path.join("naive.db"))
         .map_err(|error| Failure::failed(format!("the naive part failed, which is not what it is to show: {error}")))?;
-    let relet = cured(&plan, global, &folder.path.join("relet.db"))?;
+    let relet = cured(&plan, &folder.path.join("relet.db"), global.options())?;
     if plan.is_stopped() {
         say("stopped");
         return Ok(Exit::Interrupted);
@@ -105,6 +115,9 @@ struct Tally {
     reclaimed: u64,
     /// Times that it was refused.
     refused: u64,
+    /// Messages of the killed process that others took over, and how long after its death the last of them.
+    taken_over: u64,
+    taken_over_ms: u64,
     done: u64,
     dead: u64,
     stuck: u64,
@@ -168,85 +181,172 @@ fn join_all<E>(threads: Vec<ScopedJoinHandle<'_, Result<(), E>>>) -> Result<(), 
 }
 
 /// relet's part.
-fn cured(plan: &Plan, global: &Global, path: &Path) -> Outcome<Tally> {
+fn cured(plan: &Plan, path: &Path, options: Options) -> Outcome<Tally> {
     // Done messages are kept, so that the end table can be read from the store.
-    let store = global.options().retention(Duration::from_secs(86_400)).open(path)?;
-    let api = Api::new(plan.rate);
-    let bar = plan.bar("relet");
-    let (producing, reclaimed) = (AtomicU64::new(PRODUCERS.into()), AtomicU64::new(0));
-    let result: relet::Result<()> = std::thread::scope(|scope| {
-        let (store, api, bar, producing, reclaimed) = (&store, &api, &bar, &producing, &reclaimed);
-        let mut threads = Vec::new();
-        for producer in 0..PRODUCERS {
-            threads.push(scope.spawn(move || {
-                let result = produce(plan, store, producer);
-                producing.fetch_sub(1, Ordering::Release);
-                result
-            }));
+    let store = options.retention(Duration::from_secs(86_400)).open(path)?;
+    produce(plan, &store)?;
+    let mut victim = Victim::start(path)?;
+    let seen = Arc::new(Seen::new(plan));
+    let (started, handled, finished) = (seen.clone(), seen.clone(), seen.clone());
+    let workers = Workers::builder()
+        .label("deliverers")
+        .concurrency(plan.workers.into())
+        .queue(QUEUE, move |_: &Claim| deliver(&handled.api))
+        .on_start(move |claim| started.start(claim))
+        .on_finish(move |_, end| finished.finish(end))
+        .start(&store)?;
+    let kill_at = plan.messages.saturating_sub(victim.held) / 3;
+    while !plan.is_over() && store.stats()?.queues.iter().any(|queue| queue.live() > 0) {
+        if !victim.killed && seen.done.load(Ordering::Relaxed) >= u64::from(kill_at) {
+            lock(&seen.killed).replace(Stopwatch::start());
+            victim.kill()?;
+            say(format_args!(
+                "a worker process that held {} was killed (SIGKILL), with the others at work",
+                count(victim.held, "message")
+            ));
         }
-        for number in 1..=plan.workers {
-            threads.push(scope.spawn(move || work(plan, store, api, bar, producing, reclaimed, number)));
-        }
-        join_all(threads)
-    });
-    bar.finish_and_clear();
-    result?;
-    tally(&store, reclaimed.into_inner())
+        std::thread::sleep(IDLE);
+    }
+    seen.bar.finish_and_clear();
+    let interrupted = workers.stop(PATIENCE).interrupted;
+    if !interrupted.is_empty() {
+        return Err(Failure::failed("a delivery did not end"));
+    }
+    tally(&store, &seen)
 }
 
-/// Enqueues this producer's share of the messages, one by one.
-fn produce(plan: &Plan, store: &Store, producer: u32) -> relet::Result<()> {
-    let queue = store.queue(QUEUE);
-    for number in (producer..plan.messages).step_by(PRODUCERS as usize) {
-        if plan.is_over() {
-            break;
-        }
-        queue.enqueue(format!("delivery {number}"))?;
-    }
-    Ok(())
+/// What is seen while the deliveries go on.
+struct Seen {
+    api: Api,
+    bar: ProgressBar,
+    done: AtomicU64,
+    /// Claims of messages that had been put off.
+    reclaimed: AtomicU64,
+    /// Claims that were taken over from the killed process, and how long after its death the last of them was.
+    taken_over: AtomicU64,
+    taken_over_ms: AtomicU64,
+    killed: Mutex<Option<Stopwatch>>,
 }
 
-/// Claims and delivers until every message is handled.
-fn work(
-    plan: &Plan,
-    store: &Store,
-    api: &Api,
-    bar: &ProgressBar,
-    producing: &AtomicU64,
-    reclaimed: &AtomicU64,
-    number: u16,
-) -> relet::Result<()> {
-    let worker = store.worker(&format!("worker-{number}"))?;
-    while !plan.is_over() {
-        // Read before the claim: what was enqueued by then is seen by it.
-        let all_enqueued = producing.load(Ordering::Acquire) == 0;
-        match worker.claim(QUEUE)? {
-            Some(claim) => {
-                reclaimed.fetch_add(u64::from(claim.how() != How::Claimed), Ordering::Relaxed);
-                deliver(&claim, api, bar)?;
-            }
-            None if all_enqueued && store.stats()?.queues.iter().all(|queue| queue.live() == 0) => break,
-            None => std::thread::sleep(IDLE),
+impl Seen {
+    fn new(plan: &Plan) -> Seen {
+        Seen {
+            api: Api::new(plan.rate),
+            bar: plan.bar("relet"),
+            done: AtomicU64::new(0),
+            reclaimed: AtomicU64::new(0),
+            taken_over: AtomicU64::new(0),
+            taken_over_ms: AtomicU64::new(0),
+            killed: Mutex::new(None),
         }
     }
-    Ok(())
+
+    fn start(&self, claim: &Claim) {
+        self.reclaimed.fetch_add(u64::from(claim.deferrals() > 0), Ordering::Relaxed);
+        // The first try after the death: later ones of the same message have been put off in between.
+        if let Some(killed) = &*lock(&self.killed)
+            && claim.crashes() > 0
+            && claim.deferrals() == 0
+        {
+            self.taken_over.fetch_add(1, Ordering::Relaxed);
+            self.taken_over_ms.fetch_max(killed.elapsed().as_millis() as u64, Ordering::Relaxed);
+        }
+    }
+
+    fn finish(&self, end: &Finished) {
+        if end.outcome == relet::Outcome::Ack && end.settled.is_ok() {
+            self.done.fetch_add(1, Ordering::Relaxed);
+            self.bar.inc(1);
+        }
+    }
+}
+
+/// Enqueues all messages, from a few threads.
+fn produce(plan: &Plan, store: &Store) -> relet::Result<()> {
+    std::thread::scope(|scope| {
+        let share = |producer: u32| {
+            let queue = store.queue(QUEUE);
+            (producer..plan.messages)
+                .step_by(PRODUCERS as usize)
+                .take_while(|_| !plan.is_over())
+                .try_for_each(|number| queue.enqueue(Message::new(format!("delivery {number}")).gate(GATE)).map(drop))
+        };
+        join_all((0..PRODUCERS).map(|producer| scope.spawn(move || share(producer))).collect())
+    })
 }
 
 /// The whole of what an application has to do about a rate limit.
-fn deliver(claim: &Claim, api: &Api, bar: &ProgressBar) -> relet::Result<()> {
+fn deliver(api: &Api) -> relet::Outcome {
     match api.call() {
-        Ok(()) => {
-            claim.ack()?;
-            bar.inc(1);
-        }
-        Err(TooManyRequests { retry_after }) => drop(claim.defer_because(retry_after, "429 Too Many Requests")?),
+        Ok(()) => relet::Outcome::Ack,
+        Err(TooManyRequests { retry_after }) => relet::Outcome::Limited { retry_after },
     }
-    Ok(())
+}
+
+/// A process of its own that claims messages and then does nothing, until it is killed.
+struct Victim {
+    child: Child,
+    held: u32,
+    killed: bool,
+}
+
+impl Victim {
+    /// Runs this program again, as the victim, and waits until it holds its messages.
+    fn start(path: &Path) -> Outcome<Victim> {
+        let failed = |error: std::io::Error| Failure::failed(format!("the second process cannot be run: {error}"));
+        let mut child = Command::new(std::env::current_exe().map_err(failed)?)
+            .args(["demo", "--victim"])
+            .arg(path)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(failed)?;
+        let mut line = String::new();
+        if let Some(stdout) = child.stdout.take() {
+            BufReader::new(stdout).read_line(&mut line).map_err(failed)?;
+        }
+        let mut victim = Victim { child, held: 0, killed: false };
+        match line.trim().parse() {
+            Ok(held) => {
+                victim.held = held;
+                Ok(victim)
+            }
+            Err(_) => Err(Failure::failed("the second process did not start")),
+        }
+    }
+
+    /// The other side of [`Victim::start`]: says how many messages it holds, then waits for its end. It also ends with its parent.
+    fn be(path: &Path, options: Options) -> Outcome {
+        let store = options.open(path)?;
+        let worker = store.worker("victim")?;
+        let claims = worker.claim_batch(QUEUE, HELD)?;
+        println!("{}", claims.len());
+        let _ = std::io::stdin().read(&mut [0]);
+        Ok(Exit::Done)
+    }
+
+    /// SIGKILL, where the system has it.
+    fn kill(&mut self) -> Outcome<()> {
+        self.killed = true;
+        let killed = self.child.kill().and_then(|()| self.child.wait());
+        killed.map(drop).map_err(|error| Failure::failed(format!("the second process cannot be killed: {error}")))
+    }
+}
+
+impl Drop for Victim {
+    fn drop(&mut self) {
+        let _ = self.kill();
+    }
 }
 
 /// Counts what became of relet's messages, from the store.
-fn tally(store: &Store, reclaimed: u64) -> Outcome<Tally> {
-    let mut tally = Tally { reclaimed, ..Tally::default() };
+fn tally(store: &Store, seen: &Seen) -> Outcome<Tally> {
+    let mut tally = Tally {
+        reclaimed: seen.reclaimed.load(Ordering::Relaxed),
+        taken_over: seen.taken_over.load(Ordering::Relaxed),
+        taken_over_ms: seen.taken_over_ms.load(Ordering::Relaxed),
+        ..Tally::default()
+    };
     let mut filter = Filter::new().limit(PAGE_MAX);
     loop {
         let page = store.list(&filter)?;
@@ -266,7 +366,8 @@ fn tally(store: &Store, reclaimed: u64) -> Outcome<Tally> {
     say(format_args!("relet's claim: {} of {} done", tally.done, tally.enqueued));
     if tally.deferred > 0 {
         say(
-            "each 429 put its message into the retry queue; when it was due, the worker it was kept for claimed it again",
+            "each 429 put its message into the retry queue and closed the gate, so that the others waited in the file; when it \
+             opened they came in their order",
         );
     }
     Ok(tally)
@@ -405,6 +506,8 @@ fn print(out: &mut Out, naive: &Tally, relet: &Tally) -> Outcome<()> {
                     .put("deferred", tally.deferred)
                     .put("reclaimed", tally.reclaimed)
                     .put("refused", tally.refused)
+                    .put("taken_over", tally.taken_over)
+                    .put("taken_over_ms", tally.taken_over_ms)
                     .put("done", tally.done)
                     .put("dead", tally.dead)
                     .put("stuck", tally.stuck),
@@ -416,16 +519,20 @@ fn print(out: &mut Out, naive: &Tally, relet: &Tally) -> Outcome<()> {
     table.load_style(presets::UTF8_FULL_CONDENSED);
     table.set_header(["", "naive claim", "relet"]);
     for (name, naive, relet) in [
-        ("enqueued", naive.enqueued, relet.enqueued),
-        ("deferred (429, Retry-After)", naive.deferred, relet.deferred),
-        ("re-claimed when due", naive.reclaimed, relet.reclaimed),
-        ("refused when due", naive.refused, relet.refused),
-        ("done", naive.done, relet.done),
-        ("dead letters", naive.dead, relet.dead),
-        ("stuck in processing", naive.stuck, relet.stuck),
+        ("enqueued", Some(naive.enqueued), relet.enqueued),
+        ("answered 429 and deferred", Some(naive.deferred), relet.deferred),
+        ("gate closed by a 429", None, relet.deferred),
+        ("re-claimed when due", Some(naive.reclaimed), relet.reclaimed),
+        ("refused when due", Some(naive.refused), relet.refused),
+        ("taken over from the killed process", None, relet.taken_over),
+        ("… all of them, ms after its death", None, relet.taken_over_ms),
+        ("done", Some(naive.done), relet.done),
+        ("dead letters", Some(naive.dead), relet.dead),
+        ("stuck in processing", Some(naive.stuck), relet.stuck),
     ] {
-        let right = |number: u64| Cell::new(number).set_alignment(CellAlignment::Right);
-        table.add_row([Cell::new(name), right(naive), right(relet)]);
+        let right = |cell: String| Cell::new(cell).set_alignment(CellAlignment::Right);
+        let naive = naive.map_or_else(|| "–".to_owned(), |number| number.to_string());
+        table.add_row([Cell::new(name), right(naive), right(relet.to_string())]);
     }
     out.line(table)
 }

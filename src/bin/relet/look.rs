@@ -192,6 +192,36 @@ pub(crate) fn stuck(global: &Global, out: &mut Out, older_than: Duration) -> Out
     Ok(Exit::Wrong)
 }
 
+pub(crate) fn gates(global: &Global, out: &mut Out) -> Outcome {
+    let gates = global.look()?.gates()?;
+    if out.json {
+        for gate in &gates {
+            out.object(render::gate(gate))?;
+        }
+        return Ok(Exit::Done);
+    }
+    if gates.is_empty() {
+        say("no gates");
+    }
+    out.table(render::gates(&gates))?;
+    Ok(Exit::Done)
+}
+
+pub(crate) fn workers(global: &Global, out: &mut Out) -> Outcome {
+    let workers = global.look()?.workers()?;
+    if out.json {
+        for worker in &workers {
+            out.object(render::worker(worker))?;
+        }
+        return Ok(Exit::Done);
+    }
+    if workers.is_empty() {
+        say("no workers");
+    }
+    out.table(render::workers(&workers))?;
+    Ok(Exit::Done)
+}
+
 pub(crate) fn doctor(global: &Global, out: &mut Out) -> Outcome {
     let findings = match global.look().and_then(|store| Ok(store.doctor()?)) {
         // A file that is too damaged to be opened or read is a finding, too.

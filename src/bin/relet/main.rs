@@ -7,6 +7,7 @@
 //! args      every command, its arguments and its help      open    which store, and how it is opened
 //! work      enqueue, claim, settle, route, cancel, redrive look    the commands that only look
 //! lines     enqueue --lines    transfer  export, import    upkeep  prune, backup, completions, man
+//! control   gates, pauses and what a queue says of its messages
 //! demo      the failure that relet exists for, and its cure
 //! stream    stdin line by line, in bounded memory, and the batches that its lines are stored in
 //! render    records as objects and as words                json    JSON lines and payloads
@@ -14,6 +15,7 @@
 //! ```
 
 mod args;
+mod control;
 mod demo;
 mod exit;
 mod json;
@@ -33,7 +35,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use relet::Settle;
 
-use crate::args::{Cli, Command, Dead};
+use crate::args::{Cli, Command, Dead, Gate, Queue};
 use crate::exit::{Exit, Failure, Outcome, describe, exit_of};
 use crate::output::{Out, say};
 
@@ -68,6 +70,9 @@ fn run(cli: &Cli, out: &mut Out) -> Outcome {
             let how = Settle::Defer { delay: *delay, reason: reason.clone() };
             work::settle(global, out, &receipts.receipts, "deferred", &how)
         }
+        Command::Limited { receipts, retry_after } => {
+            work::settle(global, out, &receipts.receipts, "limited", &Settle::Limited { retry_after: *retry_after })
+        }
         Command::Release(args) => work::settle(global, out, &args.receipts, "released", &Settle::Release),
         Command::Extend { receipts, lease } => {
             work::settle(global, out, &receipts.receipts, "extended", &Settle::Extend { lease: *lease })
@@ -80,6 +85,16 @@ fn run(cli: &Cli, out: &mut Out) -> Outcome {
         Command::Why { id } => look::why(global, out, *id),
         Command::RetryQueue { queue, limit } => look::retry_queue(global, out, queue.as_deref(), *limit),
         Command::Stuck { older_than } => look::stuck(global, out, *older_than),
+        Command::Gate(Gate::Set { name, concurrency, rate, burst, no_limits: _ }) => {
+            control::gate_set(global, out, name, control::limits(*concurrency, *rate, *burst))
+        }
+        Command::Gate(Gate::Close { name, delay }) => control::gate_close(global, out, name, *delay),
+        Command::Gate(Gate::Open { name }) => control::gate_open(global, out, name),
+        Command::Gate(Gate::List) => look::gates(global, out),
+        Command::Pause { queue, delay } => control::pause(global, out, queue, *delay),
+        Command::Resume { queue } => control::resume(global, out, queue),
+        Command::Queue(Queue::Set(args)) => control::queue_set(global, out, args),
+        Command::Workers => look::workers(global, out),
         Command::Dead(Dead::List { queue, page }) => look::dead_list(global, out, queue.as_deref(), page),
         Command::Dead(Dead::Redrive { ids, queue, all: _ }) => work::redrive(global, out, ids, queue.as_deref()),
         Command::Dead(Dead::Purge { older_than }) => work::purge(global, out, *older_than),

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use comfy_table::Table;
-use relet::{QueueStats, Retrying, Snapshot, Stats, Status, Stuck, Why};
+use relet::{GateView, INSTANT_MAX, QueueStats, Retrying, Snapshot, Stats, Status, Stuck, Why, WorkerView};
 
 use crate::json::{Object, encode_base64};
 use crate::output::{cell, clean, or_dash, table};
@@ -42,6 +42,8 @@ pub(crate) fn message_without_payload(message: &Snapshot) -> Object {
         .put("expires_at", message.expires_at)
         .put("key", &message.key)
         .put("group", &message.group)
+        .put("gate", &message.gate)
+        .put("tick_at", message.tick_at)
         .put("worker", &message.worker)
         .put("receipt", message.receipt)
         .put("lease_left_ms", message.lease_left.map(ms))
@@ -65,6 +67,8 @@ pub(crate) fn message_in_words(message: &Snapshot) -> String {
         ("priority", Some(message.priority.to_string())),
         ("key", text(&message.key)),
         ("group", text(&message.group)),
+        ("gate", text(&message.gate)),
+        ("tick", instant(message.tick_at)),
         ("enqueued", Some(stamp_and_distance(message.enqueued_at))),
         ("due", instant(message.due_at)),
         ("expires", instant(message.expires_at)),
@@ -97,7 +101,8 @@ fn payload_in_words(message: &Snapshot) -> String {
 
 /// Messages as a table.
 pub(crate) fn messages(with_payload: bool) -> Table {
-    let mut header = vec!["ID", "QUEUE", "STATUS", "PRIORITY", "ATTEMPTS", "DUE", "WORKER", "BYTES", "LAST ERROR"];
+    let mut header =
+        vec!["ID", "QUEUE", "STATUS", "PRIORITY", "ATTEMPTS", "DUE", "GATE", "WORKER", "BYTES", "LAST ERROR"];
     if with_payload {
         header.push("PAYLOAD");
     }
@@ -113,6 +118,7 @@ pub(crate) fn message_row(message: &Snapshot) -> Vec<String> {
         message.priority.to_string(),
         format!("{}/{}", message.attempts, message.max_attempts),
         or_dash(message.due_at.map(stamp)),
+        or_dash(message.gate.as_deref().map(cell)),
         or_dash(message.worker.as_deref().map(cell)),
         message.payload_bytes.to_string(),
         or_dash(message.last_error.as_deref().map(cell)),
@@ -156,6 +162,7 @@ pub(crate) fn queue(queue: &QueueStats) -> Object {
         .put("stuck", queue.stuck)
         .put("acked", queue.acked)
         .put("oldest_waiting_ms", queue.oldest_waiting.map(ms))
+        .put("paused_until", queue.paused_until)
 }
 
 /// The store's own numbers as an object.
@@ -171,13 +178,14 @@ pub(crate) fn queues(stats: &Stats) -> Table {
     let statuses = Status::ALL.map(|status| status.as_str().to_uppercase().replace('_', " "));
     let mut header = vec!["QUEUE"];
     header.extend(statuses.iter().map(String::as_str));
-    header.extend(["RETRYING", "STUCK", "ACKED", "OLDEST WAITING"]);
+    header.extend(["RETRYING", "STUCK", "ACKED", "OLDEST WAITING", "PAUSED UNTIL"]);
     let mut table = table(&header);
     for queue in &stats.queues {
         let mut row = vec![cell(&queue.queue)];
         row.extend(Status::ALL.map(|status| queue.count(status).to_string()));
         row.extend([queue.retrying, queue.stuck, queue.acked].map(|number| number.to_string()));
         row.push(or_dash(queue.oldest_waiting.map(span)));
+        row.push(or_dash(queue.paused_until.map(|at| end_in_words(at, "resumed"))));
         table.add_row(row);
     }
     table
@@ -233,6 +241,100 @@ pub(crate) fn stuck_messages(rows: &[Stuck]) -> Table {
     table
 }
 
+/// The end of a pause or of a closed gate; `open_end` is what ends one that is without.
+pub(crate) fn end_in_words(until: i64, open_end: &str) -> String {
+    if until >= INSTANT_MAX { open_end.into() } else { stamp_and_distance(until) }
+}
+
+/// What a queue's pause is like now.
+pub(crate) fn pause_in_words(queue: &str, paused_until: Option<i64>) -> String {
+    match paused_until {
+        Some(until) => format!("{}: paused until {}", clean(queue), end_in_words(until, "it is resumed")),
+        None => format!("{}: not paused", clean(queue)),
+    }
+}
+
+/// A gate as an object.
+pub(crate) fn gate(gate: &GateView) -> Object {
+    Object::new()
+        .put("gate", &gate.name)
+        .put("closed_until", gate.closed_until)
+        .put("concurrency", gate.concurrency)
+        .put("rate", gate.rate.map(|(messages, _)| messages))
+        .put("period_ms", gate.rate.map(|(_, period)| ms(period)))
+        .put("burst", gate.burst)
+        .put("slow_start", gate.slow_start)
+        .put("held", gate.held)
+        .put("waiting", gate.waiting)
+}
+
+/// A gate for people, on one line.
+pub(crate) fn gate_in_words(gate: &GateView) -> String {
+    let mut parts = vec![gate_state(gate)];
+    parts.extend(gate.concurrency.map(|claims| format!("at most {claims} at a time")));
+    parts.extend(gate.rate.map(|rate| format!("{} with a burst of {}", rate_in_words(rate), gate.burst.unwrap_or(1))));
+    if parts.len() == 1 {
+        parts.push("no limits".into());
+    }
+    format!("{}: {}", clean(&gate.name), parts.join(", "))
+}
+
+fn gate_state(gate: &GateView) -> String {
+    match (gate.closed_until, gate.slow_start) {
+        (Some(until), _) => format!("closed until {}", end_in_words(until, "it is opened")),
+        (None, Some(claims)) => format!("opening, {claims} at a time for now"),
+        (None, None) => "open".into(),
+    }
+}
+
+fn rate_in_words((messages, period): (u32, Duration)) -> String {
+    format!("{messages}/{}", span(period))
+}
+
+/// The gates as a table.
+pub(crate) fn gates(gates: &[GateView]) -> Table {
+    let mut table = table(&["GATE", "STATE", "CONCURRENCY", "RATE", "BURST", "HELD", "WAITING"]);
+    for gate in gates {
+        table.add_row([
+            cell(&gate.name),
+            gate_state(gate),
+            or_dash(gate.concurrency),
+            or_dash(gate.rate.map(rate_in_words)),
+            or_dash(gate.burst),
+            gate.held.to_string(),
+            gate.waiting.to_string(),
+        ]);
+    }
+    table
+}
+
+/// A worker as an object.
+pub(crate) fn worker(worker: &WorkerView) -> Object {
+    Object::new()
+        .put("worker", &worker.label)
+        .put("life", worker.life.as_str())
+        .put("pid", worker.pid)
+        .put("started_at", worker.started_at)
+        .put("held", worker.held)
+        .put("deferred", worker.deferred)
+}
+
+/// The workers as a table.
+pub(crate) fn workers(workers: &[WorkerView]) -> Table {
+    let mut table = table(&["WORKER", "LIFE", "PID", "STARTED", "HELD", "DEFERRED"]);
+    for worker in workers {
+        table.add_row([
+            cell(&worker.label),
+            worker.life.to_string(),
+            or_dash(worker.pid),
+            or_dash(worker.started_at.map(stamp_and_distance)),
+            worker.held.to_string(),
+            worker.deferred.to_string(),
+        ]);
+    }
+    table
+}
+
 /// Adds to an object why a message waits: the word for it, and what belongs to that.
 pub(crate) fn why(object: Object, why: &Why) -> Object {
     match why {
@@ -249,6 +351,8 @@ pub(crate) fn why(object: Object, why: &Why) -> Object {
             .put("reason", reason),
         Why::Due { at, after_error } => object.put("why", "due").put("due_at", at).put("last_error", after_error),
         Why::Behind { id, group, .. } => object.put("why", "behind").put("behind", id).put("group", group),
+        Why::Paused { until } => object.put("why", "paused").put("paused_until", until),
+        Why::Gated { gate, until } => object.put("why", "gated").put("gate", gate).put("gated_until", until),
         Why::Expired { at } => object.put("why", "expired").put("expires_at", at),
         Why::Finished { status, reason } => object.put("why", "finished").put("status", status).put("reason", reason),
         other => object.put("why", other.to_string()),
@@ -271,6 +375,13 @@ pub(crate) fn why_in_words(why: &Why) -> String {
         Why::Due { at, after_error: None } => format!("waiting until {}", stamp_and_distance(*at)),
         Why::Behind { id, group, because } => {
             format!("behind message {id} of group {group:?}, which is {}", why_in_words(because))
+        }
+        Why::Paused { until } => format!("in a queue that is paused until {}", end_in_words(*until, "it is resumed")),
+        Why::Gated { gate, until: Some(until) } => {
+            format!("behind gate {gate:?}, which lets nothing pass until {}", end_in_words(*until, "it is opened"))
+        }
+        Why::Gated { gate, until: None } => {
+            format!("behind gate {gate:?}, which lets the next one pass when one that has passed is settled")
         }
         Why::Expired { at } => format!("expired {}: the next claim makes a dead letter of it", stamp_and_distance(*at)),
         other => clean(&other.to_string()),

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use jiff::Timestamp;
+use relet::Retry;
 
 /// The units of a span, the largest first, in milliseconds.
 const UNITS: [(&str, u64); 5] = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
@@ -45,6 +46,33 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
 pub(crate) fn busy_wait(text: &str) -> Result<Duration, String> {
     let wait = duration(text)?;
     if wait <= BUSY_WAIT_MAX { Ok(wait) } else { Err(format!("a busy wait of {text} is longer than 1d")) }
+}
+
+/// So many messages in a span.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Rate {
+    pub(crate) messages: u32,
+    pub(crate) period: Duration,
+}
+
+/// Reads a rate, such as `100/1m`.
+pub(crate) fn rate(text: &str) -> Result<Rate, String> {
+    let shown: String = text.chars().take(40).collect();
+    let wrong = |problem: &str| format!("the rate {shown:?} {problem}; write it as 100/1m or 5/250ms");
+    let (messages, period) = text.split_once('/').ok_or_else(|| wrong("has no / in it"))?;
+    let number = messages.parse().ok().filter(|_| !messages.starts_with('+'));
+    let messages = number.ok_or_else(|| wrong("does not begin with a number of messages"))?;
+    Ok(Rate { messages, period: duration(period)? })
+}
+
+/// Reads a backoff: a span that stays the same, such as `30s`, or the first and the longest, such as `1s..1h`.
+pub(crate) fn retry(text: &str) -> Result<Retry, String> {
+    let Some((first, longest)) = text.split_once("..") else { return Ok(Retry::fixed(duration(text)?)) };
+    let (first, longest) = (duration(first)?, duration(longest)?);
+    if first > longest {
+        return Err(format!("the backoff {text:?} ends below its beginning; write it as 30s, or 1s..1h"));
+    }
+    Ok(Retry::exponential(first, longest))
 }
 
 /// Reads an instant.
@@ -170,6 +198,28 @@ mod tests {
         ] {
             let error = duration(text).unwrap_err();
             assert!(error.contains(&format!("{text:?}")) && error.contains("1h30m"), "{text:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_rate_has_a_number_and_a_span() {
+        assert_eq!(rate("100/1m"), Ok(Rate { messages: 100, period: Duration::from_secs(60) }));
+        for text in
+            ["", "100", "/", "100/", "/1m", "-1/1m", "1.5/1m", "1/1", "100/m", "4294967296/1m", "1/1m/1m", "+1/1m"]
+        {
+            assert!(rate(text).is_err(), "{text}");
+        }
+        assert!(rate("fast").unwrap_err().contains("\"fast\" has no / in it; write it as 100/1m"));
+    }
+
+    #[test]
+    fn a_backoff_is_one_span_or_two() {
+        let (second, hour) = (Duration::from_secs(1), Duration::from_secs(3_600));
+        assert_eq!(retry("1s"), Ok(Retry::fixed(second)));
+        assert_eq!(retry("1s..1h"), Ok(Retry::exponential(second, hour)));
+        assert_eq!(retry("0s..0s"), Ok(Retry::exponential(Duration::ZERO, Duration::ZERO)));
+        for text in ["", "..", "1s..", "..1h", "1h..1s", "1s...1h", "1s..2s..3s", "1s-1h", "x"] {
+            assert!(retry(text).is_err(), "{text}");
         }
     }
 

@@ -44,6 +44,8 @@ fn line(message: &Snapshot) -> Object {
         .put("priority", message.priority)
         .put("key", &message.key)
         .put("group", &message.group)
+        .put("gate", &message.gate)
+        .put("tick_at", message.tick_at)
         .put("due_at", message.due_at)
         .put("expires_at", message.expires_at)
         .put("max_attempts", message.max_attempts)
@@ -66,6 +68,7 @@ struct Record {
     priority: Option<i32>,
     key: Option<String>,
     group: Option<String>,
+    gate: Option<String>,
     due_at: Option<i64>,
     expires_at: Option<i64>,
     max_attempts: Option<u32>,
@@ -123,6 +126,9 @@ impl Record {
         }
         if let Some(group) = self.group {
             message = message.group(group);
+        }
+        if let Some(gate) = self.gate {
+            message = message.gate(gate);
         }
         if let Some(due_at) = self.due_at {
             message = message.at(at_ms(due_at).ok_or_else(|| format!("due_at {due_at} is out of range"))?);

@@ -13,7 +13,7 @@ use crate::json::Object;
 use crate::look::check_named;
 use crate::output::{Out, clean, count, say};
 use crate::render;
-use crate::time::{span, stamp_and_distance};
+use crate::time::span;
 
 pub(crate) fn enqueue(global: &Global, out: &mut Out, args: &args::Enqueue) -> Outcome {
     let payload = match &args.payload {
@@ -47,6 +47,9 @@ impl args::Enqueue {
         }
         if let Some(group) = &self.group {
             message = message.group(group);
+        }
+        if let Some(gate) = &self.gate {
+            message = message.gate(gate);
         }
         if let Some(ttl) = self.ttl {
             message = message.ttl(ttl);
@@ -165,12 +168,21 @@ fn refused(id: MessageId, worker: &str, verdict: &Verdict) -> Exit {
 }
 
 fn waiting(what: &Wait, until: Option<i64>) -> String {
-    let until = until.map(|at| format!(" until {}", stamp_and_distance(at))).unwrap_or_default();
+    let open_end = match what {
+        Wait::Paused => "it is resumed",
+        _ => "it is opened",
+    };
+    let until = until.map(|at| format!(" until {}", render::end_in_words(at, open_end))).unwrap_or_default();
     match what {
         Wait::Due => format!("waiting{until}"),
         Wait::Deferred { by } => format!("deferred, and kept for worker {by:?}{until}"),
         Wait::Group { behind } => format!("waiting behind message {behind} of its group"),
         Wait::Route(route) => format!("waiting for a worker that serves route {route}"),
+        Wait::Paused => format!("in a queue that is paused{until}"),
+        Wait::Gate { name } if until.is_empty() => {
+            format!("waiting behind gate {name:?} for a message that has passed it to be settled")
+        }
+        Wait::Gate { name } => format!("waiting behind gate {name:?}{until}"),
         other => format!("waiting for {other:?}{until}"),
     }
 }
