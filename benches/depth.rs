@@ -16,7 +16,8 @@ fn depth(criterion: &mut Criterion) {
     for more in [0, 99 * THOUSAND, 999 * THOUSAND] {
         one(criterion, &format!("claim at {} ready", more + THOUSAND), Backlog::Ready, more);
     }
-    for backlog in [Backlog::Delayed, Backlog::Deferred, Backlog::Done, Backlog::Dead, Backlog::Grouped] {
+    for backlog in [Backlog::Delayed, Backlog::Deferred, Backlog::Done, Backlog::Dead, Backlog::Grouped, Backlog::Gated]
+    {
         one(criterion, &format!("claim beside {MILLION} {}", backlog.name()), backlog, MILLION);
     }
 }

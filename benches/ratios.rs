@@ -59,6 +59,7 @@ fn main() {
         (format!("claim beside {million} done"), (Backlog::Done, million)),
         (format!("claim beside {million} dead"), (Backlog::Dead, million)),
         (format!("claim beside {million} grouped"), (Backlog::Grouped, million)),
+        (format!("claim beside {million} gated"), (Backlog::Gated, million)),
     ] {
         if wanted(&name) {
             depth(&name, backlog, count, pace);

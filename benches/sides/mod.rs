@@ -241,6 +241,8 @@ pub enum Backlog {
     Dead,
     /// Behind the first of their group, which is due in a day.
     Grouped,
+    /// Behind a gate that is closed for a day.
+    Gated,
 }
 
 impl Backlog {
@@ -252,6 +254,7 @@ impl Backlog {
             Backlog::Done => "done",
             Backlog::Dead => "dead",
             Backlog::Grouped => "behind their group",
+            Backlog::Gated => "behind a closed gate",
         }
     }
 
@@ -275,6 +278,7 @@ impl Backlog {
                 ("done", ", finished_at, keep_until, token, attempts", format!(", {now}, {day}, 1, 1"), "done")
             }
             Backlog::Dead => ("dead", ", finished_at, token, attempts", format!(", {now}, 1, 25"), "dead"),
+            Backlog::Gated => ("pending", ", gate", ", 1".to_owned(), "pending"),
             Backlog::Grouped => (
                 "pending",
                 ", group_key, waits_for, due_at, parked_at",
@@ -285,6 +289,8 @@ impl Backlog {
                 "pending",
             ),
         };
+        let gate =
+            format!("INSERT INTO relet_gates (id, name, closed_until, closed_at) VALUES (1, 'api', {day}, {now})");
         let crc = crc32fast::hash(PAYLOAD);
         let bytes = PAYLOAD.len();
         let insert = format!(
@@ -294,6 +300,9 @@ impl Backlog {
         );
         transaction(conn, |conn| {
             conn.execute(&insert, rusqlite::params![count, PAYLOAD])?;
+            if self == Backlog::Gated {
+                conn.execute(&gate, [])?;
+            }
             if self == Backlog::Deferred {
                 conn.execute(
                     "INSERT INTO relet_retry_queue (message, queue, worker_id, due_at, kept_until, reason, count)

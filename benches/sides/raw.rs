@@ -100,7 +100,7 @@ fn insert(conn: &Connection) -> Result<()> {
 
 fn take(conn: &Connection) -> Result<Receipt> {
     const SELECT: &str = "SELECT id, token, attempts, payload_crc, payload FROM relet_messages INDEXED BY relet_ready
-        WHERE queue = 1 AND status = 'pending' AND worker_id IS NULL AND waits_for IS NULL AND finished_at IS NULL
+        WHERE queue = 1 AND status = 'pending' AND worker_id IS NULL AND waits_for IS NULL AND finished_at IS NULL AND gate IS NULL
         ORDER BY priority DESC, id LIMIT 1";
     const UPDATE: &str = "UPDATE relet_messages
         SET status = 'processing', worker_id = ?2, incarnation = 1, lease_until = ?3, lease_ms = ?4, claimed_at = ?5,
