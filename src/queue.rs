@@ -151,7 +151,6 @@ impl Queue {
     /// # Errors
     /// [`Error::Range`](crate::Error::Range) for what is out of range.
     pub fn set_defaults(&self, defaults: QueueDefaults) -> Result<()> {
-        check_name("queue", &self.name)?;
         if let Some(max) = defaults.max_attempts {
             check_range("max_attempts", i64::from(max), 1, i32::MAX)?;
         }
@@ -171,25 +170,24 @@ impl Queue {
             gate: defaults.gate,
             ageing_ms: defaults.ageing.map(millis),
         };
-        let name = self.name.clone();
-        self.store.write(Need::Settle, move |tx| sql::queues::configure(tx, &name, &own))
+        self.change(move |tx, name| sql::queues::configure(tx, name, &own))
     }
 
     /// Pauses the queue, for all processes, until [`Queue::resume`]: nothing of it is handed out. Enqueueing, settling and
-    /// what is being worked on go on, and so do leases; a queue that is paused already stays so.
+    /// what is being worked on go on.
     ///
     /// # Errors
     /// [`Error::QueueName`](crate::Error::QueueName), [`Error::Busy`](crate::Error::Busy).
     pub fn pause(&self) -> Result<()> {
-        self.set_pause(|_| Some(INSTANT_MAX))
+        self.change(|tx, name| sql::queues::pause(tx, name, INSTANT_MAX))
     }
 
-    /// As [`Queue::pause`], and goes on by itself after this much time.
+    /// As [`Queue::pause`], and goes on by itself after this much time, if it is not paused for longer already.
     ///
     /// # Errors
     /// As [`Queue::pause`].
     pub fn pause_for(&self, delay: Duration) -> Result<()> {
-        self.set_pause(move |tx| Some(tx.now.after(delay)))
+        self.change(move |tx, name| sql::queues::pause(tx, name, tx.now.after(delay)))
     }
 
     /// Goes on after a pause, at once.
@@ -197,16 +195,13 @@ impl Queue {
     /// # Errors
     /// As [`Queue::pause`].
     pub fn resume(&self) -> Result<()> {
-        self.set_pause(|_| None)
+        self.change(sql::queues::resume)
     }
 
-    fn set_pause(&self, until: impl Fn(&Tx<'_>) -> Option<i64> + Send + 'static) -> Result<()> {
+    fn change(&self, change: impl Fn(&Tx<'_>, &str) -> Result<()> + Send + 'static) -> Result<()> {
         check_name("queue", &self.name)?;
         let name = self.name.clone();
-        self.store.write(Need::Settle, move |tx| {
-            let until = until(tx);
-            sql::queues::pause(tx, &name, until)
-        })
+        self.store.write(Need::Settle, move |tx| change(tx, &name))
     }
 
     fn check(&self, messages: &[Message]) -> Result<()> {

@@ -391,14 +391,16 @@ impl fmt::Display for Why {
             Why::Behind { id, group, because } => {
                 write!(f, "behind message {id} of group {group:?}, which is {because}")
             }
-            Why::Paused { until } if *until >= INSTANT_MAX => write!(f, "its queue is paused, until it is resumed"),
-            Why::Paused { until } => write!(f, "its queue is paused until {until}"),
-            Why::Gated { gate, until: Some(until) } if *until >= INSTANT_MAX => {
-                write!(f, "gate {gate:?} is closed, until it is opened")
+            Why::Paused { until } if *until >= INSTANT_MAX => {
+                write!(f, "held up: its queue is paused, until it is resumed")
             }
-            Why::Gated { gate, until: Some(until) } => write!(f, "gate {gate:?} lets nothing pass until {until}"),
+            Why::Paused { until } => write!(f, "held up: its queue is paused until {until}"),
+            Why::Gated { gate, until: Some(until) } if *until >= INSTANT_MAX => {
+                write!(f, "held up by gate {gate:?}, which is closed until it is opened")
+            }
+            Why::Gated { gate, until: Some(until) } => write!(f, "held up by gate {gate:?} until {until}"),
             Why::Gated { gate, until: None } => {
-                write!(f, "gate {gate:?} lets the next message pass when one of those that have passed is settled")
+                write!(f, "held up by gate {gate:?} until one of the claims that have passed it ends")
             }
             Why::Expired { at } => write!(f, "expired at {at}: the next claim makes a dead letter of it"),
             Why::Finished { status, reason: Some(reason) } => write!(f, "{status}: {reason}"),

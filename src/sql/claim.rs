@@ -222,6 +222,10 @@ pub(crate) fn claim_next(tx: &mut Tx<'_>, queue: &str, who: &Who, wanted: usize)
             meta::restart_waits(tx.conn, tx.now.wall)?;
             continue;
         }
+        // A pause that is over does not begin again when the clock is set back.
+        if look.resumes {
+            queues::resume(tx, queue)?;
+        }
         // What has become due joins the line before anything is handed out, or the order would not hold.
         let mut cleared = if look.due { promote_due(tx, look.queue)? } else { 0 };
         if look.void || look.deferred {
@@ -271,6 +275,8 @@ struct Look {
     ageing_ms: Option<i64>,
     /// Nothing is handed out.
     paused: bool,
+    /// That has been so until now.
+    resumes: bool,
     /// A wait was set by a clock that is ahead of this one.
     ahead: bool,
     /// Something that waited for an instant can join the ready index.
@@ -304,7 +310,7 @@ impl Look {
             EXISTS (SELECT 1 FROM main.relet_messages INDEXED BY relet_gated
                      WHERE queue = q.id AND gate IS NOT NULL
                        AND worker_id IS NULL AND waits_for IS NULL AND finished_at IS NULL),
-            ifnull(q.paused_until > ?2, 0), q.ageing_ms
+            ifnull(q.paused_until > ?2, 0), q.ageing_ms, ifnull(q.paused_until <= ?2, 0)
             FROM main.relet_queues q WHERE q.name = ?1";
         let look = tx.conn.prepare_cached(SQL)?.query_row(params![queue, tx.now.wall, tx.now.awake], |row| {
             Ok(Look {
@@ -318,6 +324,7 @@ impl Look {
                 gated: row.get(7)?,
                 paused: row.get(8)?,
                 ageing_ms: row.get(9)?,
+                resumes: row.get(10)?,
             })
         });
         Ok(look.optional()?)

@@ -4,7 +4,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 
 use crate::clock::{INSTANT_MAX, Now};
 use crate::error::Result;
-use crate::sql::{Tx, gates};
+use crate::sql::{Tx, gates, meta};
 use crate::state::Status;
 
 /// What a queue's row says about its messages.
@@ -61,13 +61,23 @@ pub(crate) fn configure(tx: &Tx<'_>, name: &str, own: &Own) -> Result<()> {
     Ok(())
 }
 
-/// Hands nothing out of a queue before this instant; `None`: at once again.
-pub(crate) fn pause(tx: &Tx<'_>, name: &str, until: Option<i64>) -> Result<()> {
-    const SQL: &str = "UPDATE main.relet_queues SET paused_until = ?2, paused_at = ?3 WHERE id = ?1";
-    let queue = find_or_make(tx, name)?;
+/// Hands nothing out of a queue before this instant, or longer where it is paused for longer already.
+pub(crate) fn pause(tx: &Tx<'_>, name: &str, until: i64) -> Result<()> {
     // Until it is resumed: that is no span of time, and no clock changes it.
-    let at = until.map(|until| if until == INSTANT_MAX { 0 } else { tx.now.wall });
-    tx.conn.prepare_cached(SQL)?.execute(params![queue.id, until, at])?;
+    const SQL: &str = "UPDATE main.relet_queues
+                          SET paused_until = max(ifnull(paused_until, 0), ?2),
+                              paused_at = CASE WHEN max(ifnull(paused_until, 0), ?2) < ?4 THEN ?3 ELSE 0 END
+                        WHERE id = ?1";
+    meta::restart_waits(tx.conn, tx.now.wall)?;
+    let queue = find_or_make(tx, name)?;
+    tx.conn.prepare_cached(SQL)?.execute(params![queue.id, until, tx.now.wall, INSTANT_MAX])?;
+    Ok(())
+}
+
+/// Hands messages out of a queue again, at once.
+pub(crate) fn resume(tx: &Tx<'_>, name: &str) -> Result<()> {
+    const SQL: &str = "UPDATE main.relet_queues SET paused_until = NULL, paused_at = NULL WHERE name = ?1";
+    tx.conn.prepare_cached(SQL)?.execute([name])?;
     Ok(())
 }
 
