@@ -41,11 +41,15 @@ struct Span {
 
 impl Cron {
     pub(crate) fn parse(pattern: &str, time_zone: &str) -> Result<Cron> {
+        let unusable = |problem: String| Error::CronPattern { pattern: pattern.into(), problem };
         // A year would make a pattern that ends.
         let parser = CronParser::builder().year(Year::Disallowed).build();
-        let parsed = parser
-            .parse(pattern)
-            .map_err(|error| Error::CronPattern { pattern: pattern.into(), problem: problem(&error) })?;
+        let parsed = parser.parse(pattern).map_err(|error| unusable(problem(&error)))?;
+        // croner reads "," as no value, and then searches three thousand years for it, second by second.
+        let of = &parsed.pattern;
+        if [&of.seconds, &of.minutes, &of.hours, &of.months].into_iter().any(|field| field.values().is_empty()) {
+            return Err(unusable("a field has no value".into()));
+        }
         let time_zone = TimeZone::get(time_zone).map_err(|_| Error::TimeZone { name: time_zone.into() })?;
         let every_hour = parsed.pattern.hours.values().len() == 24;
         Ok(Cron { text: pattern.into(), pattern: parsed, time_zone, every_hour })

@@ -72,12 +72,13 @@ impl GateLimits {
     }
 
     /// A token bucket: so many messages (1 to 1,000,000) per period (1 ms to a week), evenly, each claim counted, also a
-    /// repeated one.
+    /// repeated one. In any span of the period at most `messages + burst - 1` pass: the rate itself, unless a burst is set.
     pub fn rate(self, messages: u32, period: Duration) -> GateLimits {
         GateLimits { rate: Some((messages, period)), ..self }
     }
 
-    /// How many of them may come at once after a quiet time; 1 unless set. Does nothing without a rate.
+    /// How many of them may come at once after a quiet time, 1 to 1,000,000; 1 unless set. Of a rate above one in a
+    /// millisecond, as many more as come in one. Does nothing without a rate.
     pub fn burst(self, messages: u32) -> GateLimits {
         GateLimits { burst: Some(messages), ..self }
     }

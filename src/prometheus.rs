@@ -131,7 +131,7 @@ fn write(out: &mut String, family: &Family) -> fmt::Result {
 
 /// A label's value, as the format wants it between its quotes.
 fn escaped(value: &str) -> String {
-    value.to_owned().replace('"', "\\\"").replace('\n', "\\n")
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 /// Hands the same numbers to the recorder that this program has installed.

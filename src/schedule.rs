@@ -266,6 +266,9 @@ impl Schedule {
         }
         message.check(self.store.options_used().payload_max)?;
         let timing = when.timing()?;
+        // Before the lock is taken: a pattern may be searched for long.
+        let now = self.store.options_used().clock.now().wall;
+        let first = Place { next_at: timing.after(now)?, set_at: now, last_at: None, missed: None };
         let (every_ms, cron, time_zone) = match when {
             When::Every(span) => (Some(millis(span)), None, None),
             When::Cron { pattern, time_zone } => (None, Some(pattern), Some(time_zone)),
@@ -279,15 +282,14 @@ impl Schedule {
             catch_up: catch_up.count()?,
             options: serde_json::to_string(&Said::of(&message))?,
             payload: message.payload,
-            place: Place { next_at: 0, set_at: 0, last_at: None, missed: None },
+            place: first,
         };
         let row = self.store.write(Need::Enqueue, move |tx| {
-            let now = tx.now.wall;
             let before = schedules::find(tx.conn, &wanted.name)?;
             let time = |row: &ScheduleRow| (row.every_ms, row.cron.clone(), row.time_zone.clone());
             let place = match &before {
                 Some(before) if time(before) == time(&wanted) => before.place,
-                _ => Place { next_at: timing.after(now)?, set_at: now, last_at: None, missed: None },
+                _ => wanted.place,
             };
             let row = ScheduleRow { place, ..wanted.clone() };
             if before.as_ref() == Some(&row) {

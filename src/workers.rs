@@ -41,6 +41,8 @@ const WEIGHT_MAX: i32 = 1000;
 const STRIDE: u64 = 1 << 20;
 /// A lease is extended when this part of it is over.
 const EXTEND_AT: u32 = 3;
+/// How often the schedules are looked at at least: one that another process sets, and a clock that is set, wake nobody.
+const TICK_LOOK: Duration = Duration::from_secs(1);
 /// First and longest pause after an error of the store.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
@@ -167,6 +169,8 @@ struct State {
     /// Handler threads that live, and those of them that have looked and found nothing.
     threads: usize,
     resting: usize,
+    /// Those of them that are in a handler.
+    handling: usize,
     scouting: bool,
     running: Vec<Running>,
     /// What each queue has been charged, in their order.
@@ -228,10 +232,13 @@ impl Workers {
     /// Stops: no new message is begun; handlers that run are told ([`CancelReason::Stopping`]) and have until `deadline` from
     /// now on. What is still running then is released as interrupted: its attempt is given back and it is anyone's at once,
     /// and what its handler returns later changes nothing. (A thread cannot be ended from outside; it ends with its handler.)
+    /// What has returned by then is settled before this returns, so that the process may end: that takes as long as the store
+    /// makes it wait, at most the busy wait.
     pub fn stop(self, deadline: Duration) -> Stopped {
         self.pool.begin_stop(None);
         self.pool.wait_until_ended(deadline);
         let interrupted = self.pool.interrupt();
+        self.pool.wait_until_settled();
         Stopped { interrupted, error: self.pool.state.lock().error.clone() }
     }
 
@@ -324,7 +331,8 @@ impl Builder {
         Builder { give_up_after: Some(limit), ..self }
     }
 
-    /// Ends by itself when nothing can be claimed and no handler runs; off unless set. What waits for its time is not waited for.
+    /// Ends by itself when nothing can be claimed and no handler runs; off unless set. What waits for its time is not waited
+    /// for; where this process works on a message that has crashed before, the end of that is.
     pub fn drain(self, on: bool) -> Builder {
         Builder { drain: on, ..self }
     }
@@ -384,6 +392,7 @@ impl Builder {
             over: false,
             threads: self.concurrency,
             resting: 0,
+            handling: 0,
             scouting: false,
             running: Vec::new(),
             passes: vec![0; self.queues.len()],
@@ -507,7 +516,9 @@ impl Pool {
             self.wake.notify_all();
             self.ended.notify_all();
             drop(state);
-            self.hooks.on_end.iter().for_each(|hook| guarded(hook));
+            self.hooks.on_end.iter().for_each(guarded);
+        } else if state.over {
+            self.ended.notify_all();
         }
     }
 
@@ -548,9 +559,12 @@ impl Pool {
             Outcome::Fail { .. } if cancel.reason() == Some(CancelReason::Stopping) => Outcome::Release,
             outcome => outcome,
         };
-        if let Some(running) = self.state.lock().running.iter_mut().find(|running| running.receipt == claim.receipt()) {
+        let mut state = self.state.lock();
+        state.handling -= 1;
+        if let Some(running) = state.running.iter_mut().find(|running| running.receipt == claim.receipt()) {
             running.returned = true;
         }
+        drop(state);
         Worked { claim, outcome, took }
     }
 
@@ -574,6 +588,7 @@ impl Pool {
             self.wake.notify_one();
         }
         state.running.push(running);
+        state.handling += 1;
         if state.resting > 0 {
             self.rest.notify_one(); // There may be more.
         }
@@ -680,6 +695,21 @@ impl Pool {
         true
     }
 
+    /// After the deadline: if something has returned and is just being settled, waits until only those are left whose handlers
+    /// do not return.
+    fn wait_until_settled(&self) {
+        let (watch, limit) = (Stopwatch::start(), self.worker.store().options_used().busy_wait);
+        let mut state = self.state.lock();
+        let settling = !state.running.is_empty();
+        while settling && state.threads > state.handling {
+            let left = limit.saturating_sub(watch.elapsed());
+            if left.is_zero() {
+                return;
+            }
+            let _ = self.ended.wait_for(&mut state, left);
+        }
+    }
+
     /// Releases what is still running. What has returned is just being settled, and is left to that.
     fn interrupt(&self) -> Vec<MessageId> {
         let mut receipts = Vec::new();
@@ -714,9 +744,19 @@ impl Pool {
 
     /// The supervisor's thread: ends after the last handler thread.
     fn supervise(&self) {
+        let mut tick_at = Duration::ZERO;
+        let mut failing = HashSet::new();
         let mut state = self.state.lock();
         while state.threads > 0 {
             let now = self.watch.elapsed();
+            if tick_at <= now {
+                let next = match state.stopping {
+                    true => TICK_LOOK,
+                    false => MutexGuard::unlocked(&mut state, || self.tick(&mut failing)),
+                };
+                tick_at = self.watch.elapsed() + next;
+                continue;
+            }
             let mut due = Vec::new();
             for running in &mut state.running {
                 if running.limit_at.is_some_and(|at| at <= now) {
@@ -734,13 +774,29 @@ impl Pool {
                 MutexGuard::unlocked(&mut state, || self.extend(due));
                 continue;
             }
-            let next = state.running.iter().map(Running::next).min();
-            state.wake_at = next.unwrap_or(Duration::MAX);
-            match next {
-                Some(next) => drop(self.wake.wait_for(&mut state, next.saturating_sub(now))),
-                None => self.wake.wait(&mut state),
+            let next = state.running.iter().map(Running::next).fold(tick_at, Duration::min);
+            state.wake_at = next;
+            let _ = self.wake.wait_for(&mut state, next.saturating_sub(now));
+        }
+    }
+
+    /// Enqueues what the schedules have due, and returns how long it is until that is to be done again. A schedule that cannot be
+    /// run is told once, until it can.
+    fn tick(&self, failing: &mut HashSet<String>) -> Duration {
+        let ticks = match self.worker.store().run_schedules() {
+            Ok(ticks) => ticks,
+            Err(error) => {
+                self.met(&error);
+                return TICK_LOOK;
+            }
+        };
+        for (name, error) in &ticks.failed {
+            if !failing.contains(name) {
+                self.met(error);
             }
         }
+        *failing = ticks.failed.into_iter().map(|(name, _)| name).collect();
+        ticks.next.map_or(TICK_LOOK, |next| next.min(TICK_LOOK))
     }
 
     fn extend(&self, due: Vec<(Receipt, Settle)>) {

@@ -73,6 +73,8 @@ pub(crate) struct Writer {
     /// `None`: in memory.
     path: Option<PathBuf>,
     waker: Arc<Waker>,
+    /// What the last checkpoint failed with. Not of the seat, so that a look does not wait for a leader.
+    checkpoint_error: Mutex<Option<String>>,
 }
 
 /// Who waits, and whether somebody leads.
@@ -94,7 +96,6 @@ struct Seat {
     suspect: bool,
     contended: Option<Stopwatch>,
     next_checkpoint: i64,
-    checkpoint_error: Option<String>,
     maintained: Stopwatch,
     owned: bool,
     reserve: Reserve,
@@ -304,7 +305,6 @@ impl Writer {
             suspect: false,
             contended: None,
             next_checkpoint: CHECKPOINT_PAGES,
-            checkpoint_error: None,
             maintained: Stopwatch::start(),
             owned,
             reserve: match &path {
@@ -316,7 +316,7 @@ impl Writer {
         seat.adopt();
         seat.reserve.keep();
         let line = Line { waiting: VecDeque::new(), led: false };
-        Writer { line: Mutex::new(line), seat: Mutex::new(seat), options, path, waker }
+        Writer { line: Mutex::new(line), seat: Mutex::new(seat), options, path, waker, checkpoint_error: Mutex::new(None) }
     }
 
     /// Runs `op` in a transaction, with whatever else is waiting, and returns its result once that is committed.
@@ -436,7 +436,7 @@ impl Writer {
     fn make_room(&self, seat: &mut Seat) -> bool {
         let released = seat.reserve.release();
         if released {
-            seat.checkpoint_error = checkpoint(&seat.conn, "TRUNCATE").err().map(|error| error.to_string());
+            self.note(checkpoint(&seat.conn, "TRUNCATE"));
         }
         released
     }
@@ -587,7 +587,7 @@ impl Writer {
         } else if self.options.checkpoints && pages >= seat.next_checkpoint {
             // A reader may keep the log from being begun again: then the next try is after as many pages more.
             seat.next_checkpoint = pages + CHECKPOINT_PAGES;
-            seat.checkpoint_error = checkpoint(&seat.conn, "PASSIVE").err().map(|error| error.to_string());
+            self.note(checkpoint(&seat.conn, "PASSIVE"));
         }
         if seat.maintained.elapsed() >= MAINTAIN_EVERY {
             seat.maintained = Stopwatch::start();
@@ -606,7 +606,11 @@ impl Writer {
     }
 
     pub(crate) fn checkpoint_error(&self) -> Option<String> {
-        self.seat.lock().checkpoint_error.clone()
+        self.checkpoint_error.lock().clone()
+    }
+
+    fn note<T>(&self, checkpoint: Result<T>) {
+        *self.checkpoint_error.lock() = checkpoint.err().map(|error| error.to_string());
     }
 
     /// Empties the log into the file, if no reader holds it back. Returns whether it was emptied.

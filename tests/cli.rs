@@ -953,7 +953,7 @@ fn prune_deletes_what_is_past_its_retention() {
 
 #[test]
 fn completions_and_manual_name_every_command() {
-    let commands = "demo enqueue claim ack fail reject defer release extend route cancel stats list show why retry-queue stuck dead doctor backup export import prune completions man";
+    let commands = "demo enqueue claim ack fail reject defer limited release extend route cancel stats list show why retry-queue stuck gate pause resume queue workers dead doctor backup export import prune completions man";
     let man = run(relet(["man"]), b"");
     let bash = run(relet(["completions", "bash"]), b"");
     let help = run(relet(["--help"]), b"");

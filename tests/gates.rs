@@ -88,7 +88,7 @@ fn a_429_makes_the_siblings_wait_in_the_file_and_burns_no_attempt() {
     assert_eq!((due_at, abandoned_at), (until, until), "it is anyone's when it is due");
     let why = store.why(second).unwrap().unwrap();
     assert_eq!(why, Why::Gated { gate: "api".into(), until: Some(until) });
-    assert_eq!(why.to_string(), format!("gate \"api\" lets nothing pass until {until}"));
+    assert!(why.to_string().ends_with(&format!("gate \"api\" until {until}")), "{why}");
 
     // What passes another gate, or none, goes on.
     assert_eq!(ids(&all(&other)), [free, open]);
@@ -206,7 +206,7 @@ fn a_gate_that_was_closed_stays_so_until_it_is_opened() {
         clock.advance(1000 * DAY);
         none(&worker);
     }
-    assert_eq!(store.why(ids[0]).unwrap().unwrap().to_string(), "gate \"api\" is closed, until it is opened");
+    assert!(store.why(ids[0]).unwrap().unwrap().to_string().ends_with("closed until it is opened"));
     api.open().unwrap();
     assert_eq!((view(&store, "api").closed_until, view(&store, "api").slow_start), (None, Some(1)));
     let claim = next(&worker, "q");
@@ -311,14 +311,15 @@ fn a_late_ack_of_a_claim_from_before_the_closing_opens_nothing() {
     assert_eq!(view(&store, "api").slow_start, Some(1));
     claims[2].limited(2 * SECOND).unwrap();
     clock.advance(2 * SECOND);
-    // They still count as under way: nothing passes beside them.
-    none(&worker);
+    // Nor do they stand in the way of what passes now.
+    let claim = next(&worker, "q");
     claims[3].ack().unwrap();
     none(&worker);
     claims[4].ack().unwrap();
+    none(&worker);
     assert_eq!(view(&store, "api").slow_start, Some(1));
-    next(&worker, "q").ack().unwrap();
-    assert_eq!(view(&store, "api").slow_start, Some(2));
+    claim.ack().unwrap();
+    assert_eq!((view(&store, "api").slow_start, all(&worker).len()), (Some(2), 2));
     sound(&store);
 }
 
@@ -606,7 +607,7 @@ fn the_end_of_a_claim_frees_its_slot() {
         assert_eq!((claims.len(), view(&store, "api").held, view(&store, "api").waiting), (1, 1, 3));
         let why = store.why(last).unwrap().unwrap();
         assert_eq!(why, Why::Gated { gate: "api".into(), until: None });
-        assert!(why.to_string().contains("when one of those that have passed is settled"));
+        assert!(why.to_string().ends_with("until one of the claims that have passed it ends"));
         end(&claims[0], &store, &clock);
         assert_eq!(store.why(last).unwrap(), Some(Why::Ready), "{what}");
         assert_eq!(all(&store.worker("other").unwrap()).len(), 1, "{what}");

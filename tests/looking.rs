@@ -346,3 +346,24 @@ fn an_empty_store_has_nothing_to_show() {
     assert_eq!((store.purge_dead(Duration::ZERO).unwrap(), store.prune().unwrap()), (0, 0));
     sound(&store);
 }
+
+/// A caller that waits for another process's lock keeps nobody from looking.
+#[test]
+fn a_look_does_not_wait_for_a_writer_that_waits() {
+    let folder = Folder::new();
+    let path = folder.file();
+    let store = Store::options().busy_wait(Duration::from_secs(10)).open(&path).unwrap();
+    store.queue("q").enqueue("before").unwrap();
+    let other = Connection::open(&path).unwrap();
+    other.execute_batch("BEGIN IMMEDIATE").unwrap();
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| store.queue("q").enqueue("after"));
+        // Long enough for the writer to be in its place; if a look waited for it, its busy wait would be over before the lock is.
+        for _ in 0..200 {
+            assert_eq!(store.stats().unwrap().queues[0].count(Status::Pending), 1);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        other.execute_batch("COMMIT").unwrap();
+        writer.join().unwrap().expect("its busy wait was not over yet");
+    });
+}

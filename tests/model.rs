@@ -10,11 +10,12 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use relet::{
-    CRASHES_MAX, Claim, Clock, DEFERRAL_GRACE, Error, Filter, Message, MessageId, Receipt, Retry, Route, Settle,
-    Settled, Status, Store, Verdict, Wait, Worker,
+    CRASHES_MAX, Claim, Clock, DEFERRAL_GRACE, Error, Filter, GateLimits, Message, MessageId, Receipt, Retry, Route,
+    Settle, Settled, Status, Store, Verdict, Wait, Worker,
 };
 
 const QUEUES: [&str; 2] = ["mail", "sms"];
+const GATES: [&str; 2] = ["api", "tenant"];
 const LABELS: [&str; 2] = ["anna", "bert"];
 const LEASE: i64 = 60_000;
 const BACKOFF: i64 = 7_000;
@@ -33,9 +34,11 @@ struct Row {
     expires: Option<i64>,
     key: Option<u8>,
     group: Option<u8>,
+    gate: Option<usize>,
     worker: Option<usize>,
     incarnation: u32,
     lease_until: Option<i64>,
+    claimed_at: i64,
     token: i64,
     epoch: i64,
     attempts: u32,
@@ -45,9 +48,19 @@ struct Row {
     releases: u32,
 }
 
+#[derive(Debug, Clone, Copy)]
+struct Gate {
+    closed_until: i64,
+    /// Slow start: claims that may have passed since it opened.
+    window: Option<usize>,
+    slots: Option<usize>,
+}
+
 #[derive(Debug)]
 struct Model {
     rows: BTreeMap<i64, Row>,
+    gates: [Gate; 2],
+    paused_until: [i64; 2],
     wall: i64,
     awake: i64,
     epoch: i64,
@@ -70,6 +83,8 @@ enum Say {
     Deferred,
     Due,
     Group(i64),
+    Paused,
+    Gate,
     Finished(Status),
     NotFound,
 }
@@ -88,7 +103,38 @@ impl Model {
         held.or_else(|| self.live_in_group(row).next()).map(|(id, _)| id)
     }
 
+    /// Whether a gate lets a message pass.
+    fn passes(&self, gate: usize) -> bool {
+        let Gate { closed_until, window, slots } = self.gates[gate];
+        let held = self.rows.values().filter(|row| row.gate == Some(gate) && row.lease_until > Some(self.awake));
+        let since = held.clone().filter(|row| row.claimed_at >= closed_until);
+        closed_until <= self.wall
+            && slots.is_none_or(|slots| held.count() < slots)
+            && window.is_none_or(|window| since.count() < window)
+    }
+
+    fn close(&mut self, gate: usize, until: i64) {
+        let gate = &mut self.gates[gate];
+        gate.closed_until = gate.closed_until.max(until);
+        gate.window = Some(1);
+    }
+
     fn judge(&self, id: i64, label: usize) -> Say {
+        let say = self.judge_owner(id, label);
+        let Say::Take(how) = say else { return say };
+        let row = &self.rows[&id];
+        if how == How::Resumed && row.lease_until.is_some() {
+            say
+        } else if self.paused_until[row.queue] > self.wall {
+            Say::Paused
+        } else if row.gate.is_some_and(|gate| !self.passes(gate)) {
+            Say::Gate
+        } else {
+            say
+        }
+    }
+
+    fn judge_owner(&self, id: i64, label: usize) -> Say {
         let Some(row) = self.rows.get(&id) else { return Say::NotFound };
         if !row.status.is_live() {
             return Say::Finished(row.status);
@@ -163,12 +209,13 @@ impl Model {
         if how == How::Recovered && self.rows[&id].lease_until.is_some() && self.crash(id) {
             return false;
         }
-        let (awake, epoch, incarnation) = (self.awake, self.epoch, self.incarnations[label]);
+        let (awake, wall, epoch, incarnation) = (self.awake, self.wall, self.epoch, self.incarnations[label]);
         let row = self.rows.get_mut(&id).unwrap();
         row.status = Status::Processing;
         row.worker = Some(label);
         row.incarnation = incarnation;
         row.lease_until = Some(awake + LEASE);
+        row.claimed_at = wall;
         row.due = None;
         row.token += 1;
         row.epoch = epoch;
@@ -200,12 +247,19 @@ impl Model {
         if self.take(id, label, how) { say } else { Say::Finished(Status::Dead) }
     }
 
+    /// Whether a message is its worker's before all that is ready. What a gate has put off is not: it has its place in the
+    /// gate's line.
+    fn comes_first(&self, id: i64, row: &Row, label: usize) -> bool {
+        let put_off = row.gate.is_some() && row.lease_until.is_none() && row.kept <= self.wall;
+        row.worker == Some(label) && !put_off && matches!(self.judge(id, label), Say::Take(_))
+    }
+
     fn claim_next(&mut self, queue: usize, label: usize) -> Option<(i64, How)> {
         loop {
             let of = |row: &&Row| row.queue == queue && row.status == Status::Processing;
             let void = |row: &Row, awake| row.lease_until.is_some_and(|until| until <= awake);
             let rows = || self.rows.iter().filter(|(_, row)| of(row));
-            let mine = || rows().filter(|(_, row)| row.worker == Some(label));
+            let mine = || rows().filter(|(id, row)| self.comes_first(**id, row, label));
             let own_void =
                 mine().filter(|(_, row)| void(row, self.awake)).min_by_key(|(id, row)| (row.lease_until, **id));
             let own_due = mine()
@@ -234,6 +288,8 @@ impl Model {
                     && row.status.is_claimable()
                     && row.due.is_none_or(|due| due <= self.wall)
                     && self.turn(row).is_none_or(|turn| turn == **id)
+                    && self.paused_until[queue] <= self.wall
+                    && row.gate.is_none_or(|gate| self.passes(gate))
             };
             let head = self.rows.iter().filter(ready).min_by_key(|(id, row)| (-row.priority, **id));
             let id = *head?.0;
@@ -261,7 +317,12 @@ impl Model {
         let back: Status = row.route.into();
         let status = match how {
             Settle::Ack => {
-                self.rows.remove(&id);
+                let row = self.rows.remove(&id).unwrap();
+                if let Some(gate) = row.gate.map(|gate| &mut self.gates[gate])
+                    && gate.closed_until <= row.claimed_at
+                {
+                    gate.window = gate.window.and_then(|window| (window < 32).then_some(window + 1));
+                }
                 return Some(Settled::Now(Status::Done));
             }
             Settle::Fail { .. } if row.attempts >= row.max_attempts => Status::Dead,
@@ -272,17 +333,29 @@ impl Model {
                 back
             }
             Settle::Reject { .. } => Status::Dead,
-            Settle::Defer { delay, .. } => {
+            Settle::Defer { .. } | Settle::Limited { .. } => {
+                let (wait, grace) = match how {
+                    Settle::Defer { delay, .. } => (delay, GRACE),
+                    Settle::Limited { retry_after } if row.gate.is_some() => (retry_after, GRACE),
+                    Settle::Limited { retry_after } => (retry_after, GRACE),
+                    _ => unreachable!(),
+                };
+                let due = self.wall + wait.as_millis() as i64;
+                let limits = matches!(how, Settle::Limited { .. }).then_some(row.gate).flatten();
                 row.deferrals += 1;
                 row.attempts -= 1;
-                if row.deferrals >= DEFERRALS {
+                let status = if row.deferrals >= DEFERRALS {
                     Status::Dead
                 } else {
                     row.lease_until = None;
-                    row.due = Some(self.wall + delay.as_millis() as i64);
-                    row.kept = row.due.unwrap() + GRACE;
+                    row.due = Some(due);
+                    row.kept = due + grace;
                     Status::Processing
+                };
+                if let Some(gate) = limits {
+                    self.close(gate, due);
                 }
+                status
             }
             Settle::Release => {
                 row.releases += 1;
@@ -324,7 +397,15 @@ impl Run {
             .open_in_memory()
             .unwrap();
         let workers = LABELS.map(|label| Some(store.worker(label).unwrap()));
-        let model = Model { rows: BTreeMap::new(), wall: clock.wall_ms(), awake: 0, epoch: 1, incarnations: [1, 1] };
+        let model = Model {
+            rows: BTreeMap::new(),
+            gates: [Gate { closed_until: 0, window: None, slots: None }; 2],
+            paused_until: [0; 2],
+            wall: clock.wall_ms(),
+            awake: 0,
+            epoch: 1,
+            incarnations: [1, 1],
+        };
         Run { rng: fastrand::Rng::with_seed(seed), clock, store, workers, model, receipts: Vec::new(), log: Vec::new() }
     }
 
@@ -337,7 +418,9 @@ impl Run {
             80..83 => self.cancel(),
             83..87 => self.redrive(),
             87..89 => self.reroute(),
-            89..97 => self.advance(),
+            89..91 => self.change_gate(),
+            91..92 => self.pause(),
+            92..97 => self.advance(),
             97..98 => self.jump(),
             98..99 => self.restart(),
             _ => self.reboot(),
@@ -366,9 +449,11 @@ impl Run {
             expires: None,
             key: rng.bool().then(|| rng.u8(0..6)),
             group: rng.bool().then(|| rng.u8(0..2)),
+            gate: rng.bool().then(|| rng.usize(0..2)),
             worker: None,
             incarnation: 0,
             lease_until: None,
+            claimed_at: 0,
             token: 0,
             epoch: 0,
             attempts: 0,
@@ -394,6 +479,9 @@ impl Run {
         }
         if let Some(group) = row.group {
             message = message.group(group.to_string());
+        }
+        if let Some(gate) = row.gate {
+            message = message.gate(GATES[gate]);
         }
         let known = self.model.rows.iter().find(|(_, other)| {
             row.key.is_some() && other.key == row.key && other.queue == queue && other.status.is_live()
@@ -458,6 +546,8 @@ impl Run {
             Verdict::Waiting { what: Wait::Deferred { .. }, .. } => Say::Deferred,
             Verdict::Waiting { what: Wait::Due, .. } => Say::Due,
             Verdict::Waiting { what: Wait::Group { behind }, .. } => Say::Group(behind.get()),
+            Verdict::Waiting { what: Wait::Paused, .. } => Say::Paused,
+            Verdict::Waiting { what: Wait::Gate { .. }, .. } => Say::Gate,
             Verdict::Finished { status } => Say::Finished(*status),
             Verdict::NotFound => Say::NotFound,
             other => panic!("{other:?}"),
@@ -471,13 +561,14 @@ impl Run {
     fn settle(&mut self) {
         let Some(receipt) = self.rng.choice(&self.receipts).copied() else { return };
         let wait = Duration::from_millis(self.rng.u64(0..30_000));
-        let how = match self.rng.u32(0..12) {
+        let how = match self.rng.u32(0..13) {
             0..3 => Settle::Ack,
             3..5 => Settle::Fail { error: "e".into(), retry_in: None },
             5 => Settle::Fail { error: "e".into(), retry_in: Some(wait) },
             6 => Settle::Reject { error: "no".into() },
             7..10 => Settle::Defer { delay: wait, reason: "429".into() },
             10 => Settle::Release,
+            11 => Settle::Limited { retry_after: wait },
             _ => Settle::Extend { lease: wait.max(Duration::from_millis(1)) * 3 },
         };
         let outcome = self.store.settle(receipt, how.clone());
@@ -535,6 +626,47 @@ impl Run {
             if row.status != Status::Processing {
                 row.status = route.into();
             }
+        }
+    }
+
+    fn change_gate(&mut self) {
+        let (at, ms) = (self.rng.usize(0..2), self.rng.u64(0..40_000));
+        let gate = self.store.gate(GATES[at]);
+        let wall = self.model.wall;
+        match self.rng.u32(0..3) {
+            0 => {
+                self.log.push(format!("gate {} is closed for {ms} ms", GATES[at]));
+                gate.close_for(Duration::from_millis(ms)).unwrap();
+                self.model.close(at, wall + ms as i64);
+            }
+            1 => {
+                self.log.push(format!("gate {} is opened", GATES[at]));
+                gate.open().unwrap();
+                let gate = &mut self.model.gates[at];
+                gate.closed_until = gate.closed_until.min(wall);
+            }
+            _ => {
+                let slots = self.rng.bool().then(|| self.rng.u32(1..4));
+                self.log.push(format!("gate {} has {slots:?} slots", GATES[at]));
+                let limits = slots.map_or(GateLimits::new(), |slots| GateLimits::new().concurrency(slots));
+                gate.limit(limits).unwrap();
+                self.model.gates[at].slots = slots.map(|slots| slots as usize);
+            }
+        }
+    }
+
+    fn pause(&mut self) {
+        let (at, ms) = (self.rng.usize(0..2), self.rng.u64(0..40_000));
+        let queue = self.store.queue(QUEUES[at]);
+        let paused_until = &mut self.model.paused_until[at];
+        if self.rng.u8(0..4) == 0 {
+            self.log.push(format!("{} is resumed", QUEUES[at]));
+            queue.resume().unwrap();
+            *paused_until = 0;
+        } else {
+            self.log.push(format!("{} is paused for {ms} ms", QUEUES[at]));
+            queue.pause_for(Duration::from_millis(ms)).unwrap();
+            *paused_until = (*paused_until).max(self.model.wall + ms as i64);
         }
     }
 

@@ -370,7 +370,7 @@ fn a_claim_costs_the_same_whatever_lies_in_the_file() {
         ("sql/lines.rs head GATED", &[(1, queue), (3, 0), (4, 1), (5, shut)]),
         ("sql/lines.rs head GATED", &[(1, queue), (3, ANY_PRIORITY), (4, 1), (5, open)]),
         ("sql/gates.rs find SQL", &[(1, shut)]),
-        ("sql/gates.rs held SQL", &[(1, open), (2, awake), (3, 1)]),
+        ("sql/gates.rs held SQL", &[(1, open), (2, awake), (3, 0), (4, 1)]),
         ("sql/workers.rs all SQL", &[]),
         ("sql/workers.rs void SQL", &[]),
         ("sql/workers.rs strike UNKEEP", &[]),

@@ -50,15 +50,6 @@ fn ms(span: Duration) -> i64 {
     span.as_millis() as i64
 }
 
-/// No two alike.
-#[track_caller]
-fn distinct(mut ticks: Vec<i64>) {
-    let all = ticks.len();
-    ticks.sort();
-    ticks.dedup();
-    assert_eq!(ticks.len(), all, "a tick was enqueued twice");
-}
-
 // What a tick does.
 
 #[test]
@@ -571,6 +562,15 @@ mod cron {
 
     use super::*;
 
+    /// No two alike.
+    #[track_caller]
+    fn distinct(mut ticks: Vec<i64>) {
+        let all = ticks.len();
+        ticks.sort();
+        ticks.dedup();
+        assert_eq!(ticks.len(), all, "a tick was enqueued twice");
+    }
+
     /// "2026-03-29T01:00[Europe/Berlin]" in unix ms.
     fn instant(text: &str) -> i64 {
         text.parse::<ZonedDateTime>().unwrap().timestamp().as_millisecond()
@@ -890,6 +890,10 @@ mod cron {
             "* * * * 8",
             "*/0 * * * *",
             "5-1 * * * *",
+            ", * * * *",
+            "0 , * * *",
+            "0 0 , * *",
+            "* * * * ,",
             "@reboot",
             "@every 5s",
             "* * * * * * *",
@@ -925,7 +929,7 @@ mod cron {
         let mut random = fastrand::Rng::with_seed(7);
         let signs: Vec<char> = "0123456789*/,-?LW#+@ MONJAFEBé\u{1F600}".chars().collect();
         let mut read = 0;
-        for _ in 0..3000 {
+        for _ in 0..1000 {
             let fields = random.usize(4..8);
             let field = |random: &mut fastrand::Rng| -> String {
                 (0..random.usize(1..4)).map(|_| signs[random.usize(..signs.len())]).collect()
@@ -938,7 +942,7 @@ mod cron {
                 Err(error) => panic!("{pattern:?}: {error:?}"),
             }
         }
-        assert!(read > 30, "{read}");
+        assert!(read > 10, "{read}");
     }
 
     /// On a machine without a time zone database the one that is compiled in is used.

@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -223,6 +223,16 @@ impl Child {
         input.write_all(format!("{line}\n").as_bytes()).and_then(|()| input.flush()).unwrap();
     }
 
+    /// Closes its input: it hears nothing more.
+    pub fn close(&mut self) {
+        self.input = None;
+    }
+
+    /// How it has ended, if it has.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.process.try_wait().unwrap()
+    }
+
     pub fn pid(&self) -> u32 {
         self.process.id()
     }
@@ -248,9 +258,10 @@ impl Child {
     fn is_stopped(&self) -> bool {
         let pid = self.pid().to_string();
         match std::fs::read_dir(format!("/proc/{pid}/task")) {
+            // One that has just ended has no file any more, or is a zombie.
             Ok(mut threads) => threads.all(|thread| {
-                let stat = std::fs::read_to_string(thread.unwrap().path().join("stat")).unwrap();
-                stat.rsplit_once(") ").unwrap().1.starts_with('T')
+                let stat = std::fs::read_to_string(thread.unwrap().path().join("stat"));
+                stat.is_ok_and(|stat| stat.rsplit_once(") ").unwrap().1.starts_with(['T', 'Z', 'X']))
             }),
             Err(_) => Command::new("ps").args(["-o", "stat=", "-p", &pid]).output().unwrap().stdout.starts_with(b"T"),
         }

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use relet::{MessageId, PAGE, Receipt, Retry, Route, Status};
+use relet::{CatchUp, MessageId, PAGE, Receipt, Retry, Route, Status};
 
 use crate::time::{self, Rate};
 
@@ -37,6 +37,7 @@ EXIT CODES:
   4   the claim was lost, or the message is held
   5   stuck or doctor found something
   75  busy: another process kept the store locked for the whole --busy-wait
+  130 demo was told to stop; work was told to stop at once
   Of several outcomes, the worst one counts. A reader that goes away (a closed pipe) is no failure.";
 
 #[derive(Debug, Parser)]
@@ -53,7 +54,7 @@ pub(crate) struct Cli {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Global options")]
 pub(crate) struct Global {
-    /// The store: a SQLite file. `enqueue`, `import`, `gate set` and `queue set` create it, the others do not.
+    /// The store: a SQLite file. `enqueue`, `import`, `gate set`, `queue set` and `schedule add` create it, the others do not.
     // Not a PathBuf, since an empty RELET_DB means that none is named.
     #[arg(short, long, global = true, env = "RELET_DB", hide_env_values = true, value_name = "FILE")]
     pub(crate) db: Option<OsString>,
@@ -102,6 +103,27 @@ pub(crate) enum Command {
     /// Exits with 3 if there is nothing to claim. With --id: with 3 if there is no such message or it is finished (it
     /// will never be there), with 4 if somebody holds it or it waits for something (it may be there later).
     Claim(Claim),
+    /// Run a command for each message of some queues, until a signal.
+    ///
+    /// The payload is on its stdin. In its environment are RELET_ID, RELET_QUEUE, RELET_ATTEMPT (from 1 on), RELET_RECEIPT,
+    /// RELET_PRIORITY and RELET_DB, and where the message has one RELET_KEY, RELET_GROUP, RELET_GATE and RELET_TICK_AT
+    /// (the instant of its schedule's tick, in unix ms). As long as it runs nobody else gets the message.
+    ///
+    /// Its exit code is the outcome: 0 acks; 65 (EX_DATAERR) rejects; 75 (EX_TEMPFAIL) defers for --defer-for, and closes
+    /// the message's gate for as long, if it has one; any other fails, with the last lines of stderr as the error. Killed
+    /// by a signal is failed, too. If it cannot be started at all, the message is released, and the work ends with 1.
+    ///
+    /// Its stdout and stderr are passed on. With -j 2 and more, in whole lines (of up to 64 KiB); with --json, stdout
+    /// holds an object for each finished message, and what the commands write to it goes to stderr. A reader of stdout
+    /// that goes away does not end the work. When a command has ended, what it has left running is no longer listened to.
+    ///
+    /// The first SIGINT, SIGTERM or SIGHUP stops: no message is begun, commands that run get SIGTERM, and SIGKILL after
+    /// --grace. One that exits with 0, 65 or 75 all the same is taken at its word; any other message is released, and its
+    /// attempt given back. The exit code is 0 then. A second signal kills the commands at once, and the exit code is 130.
+    /// Commands run in process groups of their own, so that ^C at the terminal reaches them by this way only.
+    ///
+    /// The store's schedules are run as well.
+    Work(Work),
     /// Settle: the work is done. The message is deleted, or kept for --retention.
     ///
     /// Exits with 3 where a message is gone (it was settled before, and deleted), with 4 where the claim was lost. The
@@ -232,6 +254,11 @@ pub(crate) enum Command {
     /// Look after dead letters: messages that were given up.
     #[command(subcommand)]
     Dead(Dead),
+    /// Look after schedules: named recurring enqueues.
+    #[command(subcommand)]
+    Schedule(Schedule),
+    /// Print counters, ages and sizes as Prometheus text. As objects they are printed by `stats --json` and `gate list --json`.
+    Metrics,
     /// Check the file and every promise of its tables. Exits with 5 if something is wrong.
     Doctor,
     /// Write a copy of the store to a new file, while others go on.
@@ -304,6 +331,7 @@ pub(crate) struct Enqueue {
     /// open, and many at once where many are there. With --json one object with line and id is printed for each, after
     /// its commit. The options below apply to every line.
     #[arg(long, value_name = "FORM", value_enum, num_args = 0..=1, require_equals = true, default_missing_value = "auto")]
+    #[arg(conflicts_with = "key")]
     pub(crate) lines: Option<Form>,
     /// Not handed out before this much time has passed.
     #[arg(long, value_name = "D", value_parser = time::duration, allow_hyphen_values = true)]
@@ -311,11 +339,18 @@ pub(crate) struct Enqueue {
     /// Not handed out before this instant.
     #[arg(long, value_name = "T", value_parser = time::instant, allow_hyphen_values = true, conflicts_with = "delay")]
     pub(crate) at: Option<SystemTime>,
+    #[command(flatten)]
+    pub(crate) options: MessageOptions,
+}
+
+/// What is said of a message besides its payload.
+#[derive(Debug, Args)]
+pub(crate) struct MessageOptions {
     /// Higher is handed out first, -32768 to 32767.
     #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
     pub(crate) priority: i32,
-    /// While a live message of the queue has this key, nothing is stored, and that message's id is printed.
-    #[arg(long, value_name = "K", conflicts_with = "lines")]
+    /// While a live message of the queue has this key, nothing is stored; `enqueue` prints that message's id.
+    #[arg(long, value_name = "K")]
     pub(crate) key: Option<String>,
     /// Messages of a group are handed out in order, one at a time.
     #[arg(long, value_name = "G")]
@@ -366,6 +401,56 @@ pub(crate) struct Claim {
     /// Wait this long for a message, if there is none.
     #[arg(long, value_name = "D", value_parser = time::duration, allow_hyphen_values = true, default_value = "0s", conflicts_with = "id")]
     pub(crate) wait: Duration,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Work {
+    /// The queues.
+    #[arg(required = true, value_name = "QUEUE")]
+    pub(crate) queues: Vec<String>,
+    /// The command and its arguments.
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<OsString>,
+    /// How many commands run at a time.
+    #[arg(short, long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(crate) jobs: u16,
+    /// Who works: a label that stays the same over restarts; one that nobody else has unless set.
+    #[arg(short, long, value_name = "W")]
+    pub(crate) worker: Option<String>,
+    /// How long a claim holds if this process hangs; the queue's lease unless set. It is extended while a command runs.
+    #[arg(long, value_name = "D", value_parser = time::duration, allow_hyphen_values = true)]
+    pub(crate) lease: Option<Duration>,
+    /// A command that takes longer gets SIGTERM, and SIGKILL after --grace; its message has failed then.
+    #[arg(long, value_name = "D", value_parser = time::duration, allow_hyphen_values = true)]
+    pub(crate) limit: Option<Duration>,
+    /// End when nothing can be claimed. What waits for its time is not waited for.
+    #[arg(long)]
+    pub(crate) drain: bool,
+    /// How long a command that is to end has until it is killed.
+    #[arg(long, value_name = "D", value_parser = time::duration, allow_hyphen_values = true, default_value = "10s")]
+    pub(crate) grace: Duration,
+    /// How long a message waits whose command exits with 75.
+    #[arg(long, value_name = "D", value_parser = time::duration, allow_hyphen_values = true, default_value = "30s")]
+    pub(crate) defer_for: Duration,
+    /// A queue's share where several have messages: 3 gets three times as many as 1; 1 unless set, 1 to 1,000.
+    #[arg(long = "weight", value_name = "QUEUE=N", value_parser = weight)]
+    pub(crate) weights: Vec<Weight>,
+}
+
+/// A queue's share.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Weight {
+    pub(crate) queue: String,
+    pub(crate) weight: u32,
+}
+
+/// Reads a share, such as `mail=3`.
+fn weight(text: &str) -> Result<Weight, String> {
+    let parsed = text.rsplit_once('=').and_then(|(queue, weight)| Some((queue, weight.parse().ok()?)));
+    match parsed {
+        Some((queue, weight)) => Ok(Weight { queue: queue.to_owned(), weight }),
+        None => Err(format!("the weight {text:?} cannot be read; write it as QUEUE=3")),
+    }
 }
 
 #[derive(Debug, Args)]
@@ -471,6 +556,67 @@ pub(crate) struct QueueSet {
     /// Nothing: the store's defaults hold.
     #[arg(long, conflicts_with_all = ["max_attempts", "lease", "retry", "gate", "ageing"])]
     pub(crate) no_defaults: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Schedule {
+    /// Store a schedule, in place of the one of this name. Creates the store.
+    ///
+    /// Each tick enqueues one message, however many processes run the schedules: `work`, `schedule run`, and programs with
+    /// workers of their own. As long as its time stays the same, so does its next tick.
+    Add(ScheduleAdd),
+    /// List the schedules: when they tick next, and when they did.
+    List,
+    /// Remove a schedule. Messages that it has enqueued stay. Exits with 3 if there is none of this name.
+    Remove {
+        /// The schedule.
+        name: String,
+    },
+    /// Enqueue what the schedules have due, until SIGINT, SIGTERM or SIGHUP. The exit code is 0 then.
+    ///
+    /// A schedule that cannot be run is named once, and holds up no other; its ticks are not lost.
+    Run {
+        /// Once, and end: for the system's own timers. The exit code tells whether all could be run.
+        #[arg(long)]
+        once: bool,
+    },
+}
+
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("when").required(true).args(["every", "cron"]))]
+pub(crate) struct ScheduleAdd {
+    /// The schedule.
+    pub(crate) name: String,
+    /// The queue that it enqueues into.
+    pub(crate) queue: String,
+    /// The payload of its messages; `-` reads it from stdin. Empty unless set.
+    pub(crate) payload: Option<OsString>,
+    /// A tick each time this much time has passed; the first one so long from now on.
+    #[arg(long, value_name = "D", value_parser = time::duration, allow_hyphen_values = true)]
+    pub(crate) every: Option<Duration>,
+    /// A tick whenever the clock on the wall shows this: "0 3 * * MON-FRI" is three in the morning on working days.
+    #[arg(long, value_name = "PATTERN", requires = "tz", allow_hyphen_values = true)]
+    pub(crate) cron: Option<String>,
+    /// The time zone of that clock: Europe/Berlin, UTC.
+    #[arg(long, value_name = "ZONE", requires = "cron", conflicts_with = "every")]
+    pub(crate) tz: Option<String>,
+    /// What becomes of ticks that nobody was there to run: nothing (skip), one message for the latest (one), or a message
+    /// for each of the latest N.
+    #[arg(long, value_name = "skip|one|N", value_parser = catch_up, default_value = "one")]
+    pub(crate) catch_up: CatchUp,
+    #[command(flatten)]
+    pub(crate) options: MessageOptions,
+}
+
+/// Reads what becomes of missed ticks.
+fn catch_up(text: &str) -> Result<CatchUp, String> {
+    match text {
+        "skip" => Ok(CatchUp::Skip),
+        "one" => Ok(CatchUp::One),
+        _ => {
+            text.parse().map(CatchUp::All).map_err(|_| format!("{text:?} is none of skip, one, and a number of ticks"))
+        }
+    }
 }
 
 #[derive(Debug, Subcommand)]

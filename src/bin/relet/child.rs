@@ -18,9 +18,9 @@ use relet::{CancelReason, Claim};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
-use crate::output::{Stream, Voice};
 use crate::tail::Tail;
 use crate::time::Stopwatch;
+use crate::voice::{Stream, Voice};
 
 /// Bytes that are read at once.
 const READ: usize = 64 << 10;
@@ -83,13 +83,8 @@ pub(crate) fn run(
 ) -> io::Result<Ended> {
     let (woken, bell) = io::pipe()?;
     let cancelled = bell.try_clone()?;
-    let mut child = command
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .process_group(0)
-        .spawn()
-        .inspect_err(|_| drop(cancelled.try_clone()))?;
+    let mut child =
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0).spawn()?;
     let group = Pid::from_child(&child);
     children.add(group);
     let exited = Arc::new(AtomicBool::new(false));

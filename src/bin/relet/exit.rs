@@ -93,6 +93,7 @@ pub(crate) fn exit_of(error: &Error) -> Exit {
     match error {
         Error::Busy { .. } | Error::Pool { .. } => Exit::Busy,
         Error::QueueName { .. } | Error::Text { .. } | Error::Range { .. } | Error::Parse { .. } => Exit::Usage,
+        Error::CronPattern { .. } | Error::TimeZone { .. } => Exit::Usage,
         Error::Gone { .. } => Exit::Nothing,
         Error::Stale { .. } | Error::Cancelled { .. } | Error::Superseded { .. } | Error::LabelTaken { .. } => {
             Exit::Lost

@@ -222,6 +222,26 @@ pub(crate) fn workers(global: &Global, out: &mut Out) -> Outcome {
     Ok(Exit::Done)
 }
 
+pub(crate) fn schedules(global: &Global, out: &mut Out) -> Outcome {
+    let schedules = global.look()?.schedules()?;
+    if out.json {
+        for schedule in &schedules {
+            out.object(render::schedule(schedule))?;
+        }
+        return Ok(Exit::Done);
+    }
+    if schedules.is_empty() {
+        say("no schedules");
+    }
+    out.table(render::schedules(&schedules))?;
+    Ok(Exit::Done)
+}
+
+pub(crate) fn metrics(global: &Global, out: &mut Out) -> Outcome {
+    out.bytes(global.look()?.prometheus()?.as_bytes())?;
+    Ok(Exit::Done)
+}
+
 pub(crate) fn doctor(global: &Global, out: &mut Out) -> Outcome {
     let findings = match global.look().and_then(|store| Ok(store.doctor()?)) {
         // A file that is too damaged to be opened or read is a finding, too.

@@ -8,6 +8,9 @@
 //! work      enqueue, claim, settle, route, cancel, redrive look    the commands that only look
 //! lines     enqueue --lines    transfer  export, import    upkeep  prune, backup, completions, man
 //! control   gates, pauses and what a queue says of its messages
+//! schedule  add, remove and run schedules
+//! run       work: a command for each message              child    one of those commands, from its start to its end
+//! voice     what commands say side by side                tail     the last of it, a message's error
 //! demo      the failure that relet exists for, and its cure
 //! stream    stdin line by line, in bounded memory, and the batches that its lines are stored in
 //! render    records as objects and as words                json    JSON lines and payloads
@@ -15,6 +18,8 @@
 //! ```
 
 mod args;
+#[cfg_attr(not(unix), path = "child_elsewhere.rs")]
+mod child;
 mod control;
 mod demo;
 mod exit;
@@ -24,10 +29,14 @@ mod look;
 mod open;
 mod output;
 mod render;
+mod run;
+mod schedule;
 mod stream;
+mod tail;
 mod time;
 mod transfer;
 mod upkeep;
+mod voice;
 mod work;
 
 use std::process::ExitCode;
@@ -35,7 +44,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use relet::Settle;
 
-use crate::args::{Cli, Command, Dead, Gate, Queue};
+use crate::args::{Cli, Command, Dead, Gate, Queue, Schedule};
 use crate::exit::{Exit, Failure, Outcome, describe, exit_of};
 use crate::output::{Out, say};
 
@@ -58,6 +67,7 @@ fn run(cli: &Cli, out: &mut Out) -> Outcome {
         Command::Enqueue(args) if args.lines.is_some() => lines::enqueue(global, out, args),
         Command::Enqueue(args) => work::enqueue(global, out, args),
         Command::Claim(args) => work::claim(global, out, args),
+        Command::Work(args) => run::work(global, out, args),
         Command::Ack(args) => work::settle(global, out, &args.receipts, "acked", &Settle::Ack),
         Command::Fail { receipts, error, retry_in } => {
             let how = Settle::Fail { error: error.clone(), retry_in: *retry_in };
@@ -98,6 +108,11 @@ fn run(cli: &Cli, out: &mut Out) -> Outcome {
         Command::Dead(Dead::List { queue, page }) => look::dead_list(global, out, queue.as_deref(), page),
         Command::Dead(Dead::Redrive { ids, queue, all: _ }) => work::redrive(global, out, ids, queue.as_deref()),
         Command::Dead(Dead::Purge { older_than }) => work::purge(global, out, *older_than),
+        Command::Schedule(Schedule::Add(args)) => schedule::add(global, out, args),
+        Command::Schedule(Schedule::List) => look::schedules(global, out),
+        Command::Schedule(Schedule::Remove { name }) => schedule::remove(global, out, name),
+        Command::Schedule(Schedule::Run { once }) => schedule::run(global, out, *once),
+        Command::Metrics => look::metrics(global, out),
         Command::Doctor => look::doctor(global, out),
         Command::Backup { dest } => upkeep::backup(global, out, dest),
         Command::Export { queue } => transfer::export(global, out, queue.as_deref()),

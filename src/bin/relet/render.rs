@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use comfy_table::Table;
-use relet::{GateView, INSTANT_MAX, QueueStats, Retrying, Snapshot, Stats, Status, Stuck, Why, WorkerView};
+use relet::{
+    CatchUp, GateView, INSTANT_MAX, QueueStats, Retrying, ScheduleView, Snapshot, Stats, Status, Stuck, When, Why,
+    WorkerView,
+};
 
 use crate::json::{Object, encode_base64};
 use crate::output::{cell, clean, or_dash, table};
@@ -330,6 +333,66 @@ pub(crate) fn workers(workers: &[WorkerView]) -> Table {
             or_dash(worker.started_at.map(stamp_and_distance)),
             worker.held.to_string(),
             worker.deferred.to_string(),
+        ]);
+    }
+    table
+}
+
+/// A schedule as an object.
+pub(crate) fn schedule(schedule: &ScheduleView) -> Object {
+    let object = Object::new().put("schedule", &schedule.name).put("queue", &schedule.queue);
+    let (every, cron, time_zone) = match &schedule.when {
+        When::Every(span) => (Some(ms(*span)), None, None),
+        When::Cron { pattern, time_zone } => (None, Some(pattern), Some(time_zone)),
+        _ => (None, None, None),
+    };
+    let object = object.put("every_ms", every).put("cron", cron).put("time_zone", time_zone);
+    match schedule.catch_up {
+        CatchUp::All(ticks) => object.put("catch_up", ticks),
+        _ => object.put("catch_up", catch_up_in_words(schedule.catch_up)),
+    }
+    .put("next_at", schedule.next_at)
+    .put("last_at", schedule.last_at)
+    .payload(&schedule.payload)
+}
+
+/// A schedule in words.
+pub(crate) fn schedule_in_words(schedule: &ScheduleView) -> String {
+    format!(
+        "{}: {} into {:?}, next {}",
+        clean(&schedule.name),
+        when_in_words(&schedule.when),
+        schedule.queue,
+        stamp_and_distance(schedule.next_at)
+    )
+}
+
+fn when_in_words(when: &When) -> String {
+    match when {
+        When::Every(every) => format!("every {}", span(*every)),
+        other => clean(&other.to_string()),
+    }
+}
+
+fn catch_up_in_words(catch_up: CatchUp) -> String {
+    match catch_up {
+        CatchUp::Skip => "skip".into(),
+        CatchUp::One => "one".into(),
+        CatchUp::All(ticks) => ticks.to_string(),
+    }
+}
+
+/// The schedules as a table.
+pub(crate) fn schedules(schedules: &[ScheduleView]) -> Table {
+    let mut table = table(&["SCHEDULE", "QUEUE", "WHEN", "CATCH UP", "NEXT", "LAST"]);
+    for schedule in schedules {
+        table.add_row([
+            cell(&schedule.name),
+            cell(&schedule.queue),
+            cell(&when_in_words(&schedule.when)),
+            catch_up_in_words(schedule.catch_up),
+            stamp_and_distance(schedule.next_at),
+            or_dash(schedule.last_at.map(stamp)),
         ]);
     }
     table

@@ -23,7 +23,7 @@ pub(crate) fn enqueue(global: &Global, out: &mut Out, args: &args::Enqueue) -> O
     };
     let store = global.create()?;
     let enqueued = store.queue(&args.queue).enqueue(args.message(payload))?;
-    if let (true, Some(key)) = (enqueued.existing(), &args.key) {
+    if let (true, Some(key)) = (enqueued.existing(), &args.options.key) {
         say(format_args!("nothing was stored: live message {} has the key {key:?} already", enqueued.id()));
     }
     match out.json {
@@ -36,12 +36,19 @@ pub(crate) fn enqueue(global: &Global, out: &mut Out, args: &args::Enqueue) -> O
 impl args::Enqueue {
     /// A message with this payload and all that the options say.
     pub(crate) fn message(&self, payload: Vec<u8>) -> Message {
-        let mut message = Message::new(payload).priority(self.priority);
-        message = match (self.delay, self.at) {
+        let message = self.options.message(payload);
+        match (self.delay, self.at) {
             (Some(delay), _) => message.delay(delay),
             (None, Some(at)) => message.at(at),
             (None, None) => message,
-        };
+        }
+    }
+}
+
+impl args::MessageOptions {
+    /// A message with this payload and these options.
+    pub(crate) fn message(&self, payload: Vec<u8>) -> Message {
+        let mut message = Message::new(payload).priority(self.priority);
         if let Some(key) = &self.key {
             message = message.key(key);
         }
@@ -65,7 +72,7 @@ impl args::Enqueue {
 }
 
 /// The whole of stdin, as one payload. One byte above the limit is enough to be refused.
-fn read_payload() -> Outcome<Vec<u8>> {
+pub(crate) fn read_payload() -> Outcome<Vec<u8>> {
     let mut payload = Vec::new();
     match io::stdin().lock().take(PAYLOAD_MAX as u64 + 1).read_to_end(&mut payload) {
         Ok(_) if payload.len() <= PAYLOAD_MAX => Ok(payload),
