@@ -52,7 +52,8 @@ type Hook = Box<dyn Fn(CancelReason) + Send>;
 pub enum CancelReason {
     /// It has been at work for longer than its time limit. Its claim still holds.
     TimeLimit,
-    /// Its claim is lost: the message was cancelled, or taken back. What it returns will change nothing.
+    /// Its claim is lost: the message was cancelled, or taken back, or the handler has settled it itself. What it returns will
+    /// change nothing.
     Lost,
     /// The workers are being stopped. A failure that it returns from now on counts as an interruption, and costs no attempt.
     Stopping,

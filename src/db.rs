@@ -344,6 +344,9 @@ pub(crate) fn identity(_: &Path) -> Option<Identity> {
 /// The connections that read. They are made when they are needed, and kept.
 pub(crate) type Readers = r2d2::Pool<SqliteConnectionManager>;
 
+/// Shortest wait for a reader, whatever the busy wait is: each is only held for a look.
+const READER_WAIT_MIN: Duration = Duration::from_secs(5);
+
 pub(crate) fn readers(path: &Path, options: &Options) -> Result<Readers> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let wait = options.busy_wait;
@@ -357,7 +360,7 @@ pub(crate) fn readers(path: &Path, options: &Options) -> Result<Readers> {
         .test_on_check_out(false)
         .idle_timeout(None)
         .max_lifetime(None)
-        .connection_timeout(options.busy_wait.max(Duration::from_millis(100)))
+        .connection_timeout(options.busy_wait.max(READER_WAIT_MIN))
         .build(manager)
         .map_err(|error| Error::Pool { detail: error.to_string() })
 }

@@ -52,6 +52,9 @@ pub use schedule::{CATCH_UP_MAX, CatchUp, EVERY_MAX, Schedule, ScheduleView, TIC
 pub use sql::settle::{Settle, Settled};
 pub use state::{Route, Status};
 pub use store::{Redriven, Store};
-pub use view::{Filter, GateView, Life, PAGE, PAGE_MAX, QueueStats, Retrying, Snapshot, Stats, Stuck, Why, WorkerView};
+pub use view::{
+    Filter, GATE_WAITING_MAX, GateView, Life, PAGE, PAGE_MAX, QueueStats, Retrying, Snapshot, Stats, Stuck, Why,
+    WorkerView,
+};
 pub use worker::Worker;
 pub use workers::{Builder, Finished, Stopped, Workers};

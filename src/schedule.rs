@@ -442,7 +442,7 @@ impl Timing {
             && let Some(tick) = self.latest(place.next_at, until)
         {
             until = match place.missed {
-                Some((_, missed_to)) if self.is_spent(place, tick) => missed_to,
+                Some((_, missed_to)) if self.is_spent(place, tick) => missed_to.min(tick),
                 _ => {
                     ticks.push(tick);
                     tick

@@ -220,6 +220,9 @@ impl QueueStats {
     }
 }
 
+/// Messages of one queue that are counted behind one gate, so that a look stays short: some milliseconds.
+pub const GATE_WAITING_MAX: usize = 100_000;
+
 /// A gate at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -238,7 +241,8 @@ pub struct GateView {
     pub slow_start: Option<u32>,
     /// Claims that have passed it and hold.
     pub held: u64,
-    /// Messages that wait for nothing but this gate and a worker. They are counted one by one.
+    /// Messages that wait for nothing but this gate and a worker. They are counted one by one, up to [`GATE_WAITING_MAX`] of
+    /// each queue.
     pub waiting: u64,
 }
 

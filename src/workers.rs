@@ -415,13 +415,15 @@ impl Builder {
                 ended: Condvar::new(),
             }),
         };
+        // What is due is enqueued before anybody looks, so that a drain has it, too.
+        workers.pool.tick(&mut HashSet::new());
+        workers.spawn("relet-supervisor".into(), Pool::supervise)?;
         for thread in 0..self.concurrency {
             if let Err(error) = workers.spawn(format!("relet-handler-{thread}"), Pool::serve) {
                 workers.pool.state.lock().threads = thread;
                 return Err(error);
             }
         }
-        workers.spawn("relet-supervisor".into(), Pool::supervise)?;
         Ok(workers)
     }
 

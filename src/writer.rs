@@ -316,7 +316,14 @@ impl Writer {
         seat.adopt();
         seat.reserve.keep();
         let line = Line { waiting: VecDeque::new(), led: false };
-        Writer { line: Mutex::new(line), seat: Mutex::new(seat), options, path, waker, checkpoint_error: Mutex::new(None) }
+        Writer {
+            line: Mutex::new(line),
+            seat: Mutex::new(seat),
+            options,
+            path,
+            waker,
+            checkpoint_error: Mutex::new(None),
+        }
     }
 
     /// Runs `op` in a transaction, with whatever else is waiting, and returns its result once that is committed.

@@ -583,13 +583,13 @@ fn a_bucket_keeps_its_bound_and_holds_nothing_up_without_need() {
 fn the_end_of_a_claim_frees_its_slot() {
     type End = fn(&Claim, &Store, &Clock);
     let ends: [(&str, End); 11] = [
-        ("ack", |claim, _, _| drop(claim.ack().unwrap())),
-        ("fail", |claim, _, _| drop(claim.fail("no").unwrap())),
-        ("reject", |claim, _, _| drop(claim.reject("no").unwrap())),
-        ("defer", |claim, _, _| drop(claim.defer(HOUR).unwrap())),
-        ("release", |claim, _, _| drop(claim.release().unwrap())),
+        ("ack", |claim, _, _| claim.ack().map(drop).unwrap()),
+        ("fail", |claim, _, _| claim.fail("no").map(drop).unwrap()),
+        ("reject", |claim, _, _| claim.reject("no").map(drop).unwrap()),
+        ("defer", |claim, _, _| claim.defer(HOUR).map(drop).unwrap()),
+        ("release", |claim, _, _| claim.release().map(drop).unwrap()),
         ("cancel", |claim, store, _| store.cancel(claim.id()).unwrap()),
-        ("by receipt", |claim, store, _| drop(store.ack(claim.receipt()).unwrap())),
+        ("by receipt", |claim, store, _| store.ack(claim.receipt()).map(drop).unwrap()),
         ("limited", |claim, store, _| {
             claim.limited(HOUR).unwrap();
             store.gate("api").open().unwrap();
@@ -632,6 +632,43 @@ fn a_slot_is_kept_for_as_long_as_its_lease_is() {
     none(&other);
     claim.ack().unwrap();
     assert_eq!(next(&other, "q").id(), ids[1]);
+    sound(&store);
+}
+
+/// A holder whose lease had run out extended it, and had its slot a second time beside the next one.
+#[test]
+fn a_slot_that_was_lost_with_its_lease_is_not_taken_again() {
+    let (store, clock) = memory();
+    store.gate("g").limit(GateLimits::new().concurrency(1)).unwrap();
+    for queue in ["a", "b"] {
+        store.queue(queue).enqueue(Message::new("x").gate("g")).unwrap();
+    }
+    let hung = store.worker("hung").unwrap().claim("a").unwrap().unwrap();
+    clock.advance(2 * hung.lease());
+    let other = store.worker("other").unwrap().claim("b").unwrap().unwrap();
+    assert!(matches!(hung.extend(hung.lease()), Err(Error::Stale { .. })));
+    assert_eq!(view(&store, "g").held, 1);
+    // While the slot is free and nobody has taken the message, it may go on.
+    other.ack().unwrap();
+    hung.extend(hung.lease()).unwrap();
+    assert_eq!(view(&store, "g").held, 1);
+    sound(&store);
+}
+
+/// The same by way of a worker's own deferred message, which comes before anything else.
+#[test]
+fn what_was_deferred_passes_no_gate_beside_a_void_claim() {
+    let (store, clock) = memory();
+    store.gate("g").limit(GateLimits::new().concurrency(1)).unwrap();
+    let [first, second] = gated(&store, "g", &[0, 0])[..] else { unreachable!() };
+    let worker = store.worker("w").unwrap();
+    worker.claim("q").unwrap().unwrap().defer(SECOND).unwrap();
+    let hung = store.worker("hung").unwrap().claim("q").unwrap().unwrap();
+    assert_eq!(hung.id(), second);
+    clock.advance(2 * hung.lease());
+    assert_eq!(worker.claim("q").unwrap().unwrap().id(), first);
+    assert!(matches!(hung.extend(hung.lease()), Err(Error::Stale { .. })), "it was taken back before");
+    assert!(hung.ack().is_err());
     sound(&store);
 }
 
@@ -914,8 +951,8 @@ fn wakes(limits: GateLimits, change: impl FnOnce(&Store, &[Claim])) {
 #[test]
 fn a_waiting_worker_wakes_when_its_gate_lets_something_pass() {
     wakes(GateLimits::new().rate(20, SECOND), |_, _| ());
-    wakes(GateLimits::new().concurrency(1), |_, claims| drop(claims[0].ack().unwrap()));
-    wakes(GateLimits::new().concurrency(1), |_, claims| drop(claims[0].limited(50 * MS).unwrap()));
+    wakes(GateLimits::new().concurrency(1), |_, claims| claims[0].ack().map(drop).unwrap());
+    wakes(GateLimits::new().concurrency(1), |_, claims| claims[0].limited(50 * MS).map(drop).unwrap());
     wakes(GateLimits::new().concurrency(1), |store, _| store.gate("api").limit(GateLimits::new()).unwrap());
     wakes(GateLimits::new().concurrency(1), |store, claims| {
         store.gate("api").close().unwrap();

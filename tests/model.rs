@@ -254,35 +254,46 @@ impl Model {
         row.worker == Some(label) && !put_off && matches!(self.judge(id, label), Say::Take(_))
     }
 
+    /// Those in processing of a queue whose claim is void, or those that are deferred.
+    fn processing(&self, queue: usize, void: bool) -> impl Iterator<Item = (i64, &Row)> {
+        let rows = self.rows.iter().map(|(id, row)| (*id, row));
+        rows.filter(move |(_, row)| row.queue == queue && row.status == Status::Processing).filter(move |(_, row)| {
+            match row.lease_until {
+                Some(until) => void && until <= self.awake,
+                None => !void,
+            }
+        })
+    }
+
+    fn first_own(&self, queue: usize, label: usize, void: bool) -> Option<(i64, How)> {
+        let own = self.processing(queue, void).filter(|(id, row)| self.comes_first(*id, row, label));
+        let (id, row) = own.min_by_key(|(id, row)| (row.lease_until, row.due, *id))?;
+        let same = !void && row.incarnation == self.incarnations[label];
+        Some((id, if same { How::Resumed } else { How::Recovered }))
+    }
+
+    fn take_back_all(&mut self, queue: usize, void: bool) {
+        let back = self.processing(queue, void).filter(|(_, row)| void || row.kept <= self.wall);
+        let back: Vec<i64> = back.map(|(id, _)| id).collect();
+        for id in back {
+            self.take_back(id);
+        }
+    }
+
     fn claim_next(&mut self, queue: usize, label: usize) -> Option<(i64, How)> {
         loop {
-            let of = |row: &&Row| row.queue == queue && row.status == Status::Processing;
-            let void = |row: &Row, awake| row.lease_until.is_some_and(|until| until <= awake);
-            let rows = || self.rows.iter().filter(|(_, row)| of(row));
-            let mine = || rows().filter(|(id, row)| self.comes_first(**id, row, label));
-            let own_void =
-                mine().filter(|(_, row)| void(row, self.awake)).min_by_key(|(id, row)| (row.lease_until, **id));
-            let own_due = mine()
-                .filter(|(_, row)| row.lease_until.is_none() && row.due.unwrap() <= self.wall)
-                .min_by_key(|(id, row)| (row.due, **id));
-            if let Some((id, row)) = own_void.or(own_due) {
-                let same = row.lease_until.is_none() && row.incarnation == self.incarnations[label];
-                let (id, how) = (*id, if same { How::Resumed } else { How::Recovered });
+            let mut own = self.first_own(queue, label, true);
+            if own.is_none() {
+                self.take_back_all(queue, true);
+                own = self.first_own(queue, label, false);
+            }
+            if let Some((id, how)) = own {
                 match self.take(id, label, how) {
                     true => return Some((id, how)),
                     false => continue,
                 }
             }
-            let back: Vec<i64> = rows()
-                .filter(|(_, row)| match row.lease_until {
-                    Some(until) => until <= self.awake,
-                    None => row.kept <= self.wall,
-                })
-                .map(|(id, _)| *id)
-                .collect();
-            for id in back {
-                self.take_back(id);
-            }
+            self.take_back_all(queue, false);
             let ready = |(id, row): &(&i64, &Row)| {
                 row.queue == queue
                     && row.status.is_claimable()
@@ -305,6 +316,12 @@ impl Model {
     /// `None`: stale or cancelled, and nothing changed.
     fn settle(&mut self, receipt: Receipt, how: &Settle) -> Option<Settled> {
         let id = receipt.id().get();
+        // When its lease had run out its slot at the gate was free, and may be another's now.
+        let loses_its_slot = self.rows.get(&id).and_then(|row| row.gate).is_some_and(|gate| {
+            self.rows[&id].lease_until <= Some(self.awake)
+                && self.gates[gate].closed_until <= self.wall
+                && !self.passes(gate)
+        });
         let Some(row) = self.rows.get_mut(&id) else {
             return (!matches!(how, Settle::Extend { .. })).then_some(Settled::Gone);
         };
@@ -336,7 +353,7 @@ impl Model {
             Settle::Defer { .. } | Settle::Limited { .. } => {
                 let (wait, grace) = match how {
                     Settle::Defer { delay, .. } => (delay, GRACE),
-                    Settle::Limited { retry_after } if row.gate.is_some() => (retry_after, GRACE),
+                    Settle::Limited { retry_after } if row.gate.is_some() => (retry_after, 0),
                     Settle::Limited { retry_after } => (retry_after, GRACE),
                     _ => unreachable!(),
                 };
@@ -363,7 +380,7 @@ impl Model {
                 (row.status, row.worker, row.lease_until, row.due) = (back, None, None, None);
                 back
             }
-            Settle::Extend { .. } if row.lease_until == Some(i64::MIN) => return None,
+            Settle::Extend { .. } if row.lease_until == Some(i64::MIN) || loses_its_slot => return None,
             Settle::Extend { lease } => {
                 row.lease_until = row.lease_until.max(Some(self.awake + lease.as_millis() as i64));
                 Status::Processing

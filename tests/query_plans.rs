@@ -358,11 +358,11 @@ fn a_claim_costs_the_same_whatever_lies_in_the_file() {
     let (shut, open) = (1, 2);
     let seeks: [(&str, &[(usize, i64)]); 21] = [
         ("sql/claim.rs at SQL", &[(1, queue), (2, now), (3, awake)]),
-        ("sql/claim.rs own VOID", &[(1, queue), (2, awake), (4, 256)]),
-        ("sql/claim.rs own DEFERRED", &[(1, queue), (2, now), (4, 256)]),
+        ("sql/claim.rs own_void SQL", &[(1, queue), (2, awake), (4, 256)]),
+        ("sql/claim.rs own_deferred SQL", &[(1, queue), (2, now), (4, 256)]),
         ("sql/claim.rs promote_due FIND", &[(1, queue), (2, now), (3, 256)]),
-        ("sql/claim.rs take_back_some VOID", &[(1, queue), (2, awake), (3, 256)]),
-        ("sql/claim.rs take_back_some ABANDONED", &[(1, queue), (2, now), (3, 256)]),
+        ("sql/claim.rs take_back_void SQL", &[(1, queue), (2, awake), (3, 256)]),
+        ("sql/claim.rs take_back_abandoned SQL", &[(1, queue), (2, now), (3, 256)]),
         ("sql/meta.rs restart_waits ANY", &[(1, now)]),
         ("sql/lines.rs gated NEXT_ROUTE", &[(1, queue), (2, shut)]),
         ("sql/lines.rs gated NEXT_GATE", &[(1, queue), (2, shut)]),

@@ -228,18 +228,28 @@ pub(crate) fn claim_next(tx: &mut Tx<'_>, queue: &str, who: &Who, wanted: usize)
         }
         // What has become due joins the line before anything is handed out, or the order would not hold.
         let mut cleared = if look.due { promote_due(tx, look.queue)? } else { 0 };
-        if look.void || look.deferred {
-            let own = if look.paused { None } else { own(tx, look.queue, who)? };
-            if let Some((record, payload, how)) = own {
-                if !dead::give_up_if_spoiled(tx, &record, &payload)? {
-                    next.taken.extend(take(tx, record, payload, who, look.lease_ms, how)?);
-                }
-                if next.taken.len() == wanted {
-                    return Ok(next);
-                }
-                continue; // There may be more of its own.
+        // Void claims first, or a worker's own deferred message would pass a gate beside one of them.
+        let mut own = None;
+        if look.void {
+            own = if look.paused { None } else { own_void(tx, look.queue, who)? };
+            if own.is_none() {
+                cleared += take_back_void(tx, look.queue)?;
             }
-            cleared += take_back_some(tx, look.queue)?;
+        }
+        if look.deferred && own.is_none() {
+            own = if look.paused { None } else { own_deferred(tx, look.queue, who)? };
+            if own.is_none() {
+                cleared += take_back_abandoned(tx, look.queue)?;
+            }
+        }
+        if let Some((record, payload, how)) = own {
+            if !dead::give_up_if_spoiled(tx, &record, &payload)? {
+                next.taken.extend(take(tx, record, payload, who, look.lease_ms, how)?);
+            }
+            if next.taken.len() == wanted {
+                return Ok(next);
+            }
+            continue; // There may be more of its own.
         }
         if cleared >= STEP_MAX {
             break;
@@ -367,35 +377,45 @@ impl Look {
     }
 }
 
-/// What this worker finds first: its own void claim, else its own deferred message that is due.
-fn own(tx: &Tx<'_>, queue: i64, who: &Who) -> Result<Option<(Record, Vec<u8>, How)>> {
-    const VOID: &str = "SELECT id FROM main.relet_messages INDEXED BY relet_leases
-                         WHERE queue = ?1 AND lease_until IS NOT NULL AND lease_until <= ?2 AND worker_id = ?3
-                         ORDER BY lease_until, id LIMIT ?4";
-    const DEFERRED: &str = "SELECT message FROM main.relet_retry_queue INDEXED BY relet_retry_kept
-                             WHERE queue = ?1 AND worker_id = ?3 AND worker_id IS NOT NULL AND due_at <= ?2
-                             ORDER BY due_at, message LIMIT ?4";
-    for (sql, now) in [(VOID, tx.now.awake), (DEFERRED, tx.now.wall)] {
-        // More than one only where the first is of a route that this worker leaves alone.
-        for limit in [1, STEP_MAX as i64] {
-            let found = ids(tx, sql, params![queue, now, &*who.label, limit])?;
-            for id in &found {
-                let Some((record, payload)) = Record::load_whole(tx.conn, *id)? else { continue };
-                let crashed = record.crashes > 0 || record.is_held();
-                // What its gate has put off goes back to the gate's line, and keeps its place in it.
-                let of_its_line = record.gate.is_some()
-                    && !record.is_held()
-                    && retry_queue::kept_until(tx.conn, record.id)? <= tx.now.wall;
-                if of_its_line || (crashed && !who.crashed) {
-                    continue;
-                }
-                if let Ok(how) = judge(tx.conn, tx.now, &record, who)? {
-                    return Ok(Some((record, payload, how)));
-                }
+type Own = Option<(Record, Vec<u8>, How)>;
+
+/// The worker's own void claim.
+fn own_void(tx: &Tx<'_>, queue: i64, who: &Who) -> Result<Own> {
+    const SQL: &str = "SELECT id FROM main.relet_messages INDEXED BY relet_leases
+                        WHERE queue = ?1 AND lease_until IS NOT NULL AND lease_until <= ?2 AND worker_id = ?3
+                        ORDER BY lease_until, id LIMIT ?4";
+    first_own(tx, who, |limit| ids(tx, SQL, params![queue, tx.now.awake, &*who.label, limit]))
+}
+
+/// The worker's own deferred message that is due.
+fn own_deferred(tx: &Tx<'_>, queue: i64, who: &Who) -> Result<Own> {
+    const SQL: &str = "SELECT message FROM main.relet_retry_queue INDEXED BY relet_retry_kept
+                        WHERE queue = ?1 AND worker_id = ?3 AND worker_id IS NOT NULL AND due_at <= ?2
+                        ORDER BY due_at, message LIMIT ?4";
+    first_own(tx, who, |limit| ids(tx, SQL, params![queue, tx.now.wall, &*who.label, limit]))
+}
+
+/// The first of its own that the worker may have now.
+fn first_own(tx: &Tx<'_>, who: &Who, find: impl Fn(i64) -> Result<Vec<i64>>) -> Result<Own> {
+    // More than one only where the first is not for it: of a route that it leaves alone, say.
+    for limit in [1, STEP_MAX as i64] {
+        let found = find(limit)?;
+        for id in &found {
+            let Some((record, payload)) = Record::load_whole(tx.conn, *id)? else { continue };
+            let crashed = record.crashes > 0 || record.is_held();
+            // What its gate has put off goes back to the gate's line, and keeps its place in it.
+            let of_its_line = record.gate.is_some()
+                && !record.is_held()
+                && retry_queue::kept_until(tx.conn, record.id)? <= tx.now.wall;
+            if of_its_line || (crashed && !who.crashed) {
+                continue;
             }
-            if found.is_empty() {
-                break;
+            if let Ok(how) = judge(tx.conn, tx.now, &record, who)? {
+                return Ok(Some((record, payload, how)));
             }
+        }
+        if found.is_empty() {
+            break;
         }
     }
     Ok(None)
@@ -416,18 +436,26 @@ fn promote_due(tx: &mut Tx<'_>, queue: i64) -> Result<usize> {
     Ok(due.len())
 }
 
-/// Takes back void claims, and deferred messages whose worker has not come for them. Returns how many, at most [`STEP_MAX`]
-/// of each.
-fn take_back_some(tx: &mut Tx<'_>, queue: i64) -> Result<usize> {
-    const VOID: &str = "SELECT id FROM main.relet_messages INDEXED BY relet_leases
-                         WHERE queue = ?1 AND lease_until IS NOT NULL AND lease_until <= ?2
-                         ORDER BY lease_until LIMIT ?3";
-    const ABANDONED: &str = "SELECT message FROM main.relet_retry_queue INDEXED BY relet_retry_free
-                              WHERE queue = ?1 AND kept_until IS NOT NULL AND kept_until <= ?2
-                              ORDER BY kept_until LIMIT ?3";
-    let mut found = ids(tx, VOID, params![queue, tx.now.awake, STEP_MAX as i64])?;
-    found.extend(ids(tx, ABANDONED, params![queue, tx.now.wall, STEP_MAX as i64])?);
-    for id in &found {
+/// Takes back void claims. Returns how many, at most [`STEP_MAX`].
+fn take_back_void(tx: &mut Tx<'_>, queue: i64) -> Result<usize> {
+    const SQL: &str = "SELECT id FROM main.relet_messages INDEXED BY relet_leases
+                        WHERE queue = ?1 AND lease_until IS NOT NULL AND lease_until <= ?2
+                        ORDER BY lease_until LIMIT ?3";
+    let found = ids(tx, SQL, params![queue, tx.now.awake, STEP_MAX as i64])?;
+    take_back_all(tx, &found)
+}
+
+/// Takes back deferred messages whose worker has not come for them. Returns how many, at most [`STEP_MAX`].
+fn take_back_abandoned(tx: &mut Tx<'_>, queue: i64) -> Result<usize> {
+    const SQL: &str = "SELECT message FROM main.relet_retry_queue INDEXED BY relet_retry_free
+                        WHERE queue = ?1 AND kept_until IS NOT NULL AND kept_until <= ?2
+                        ORDER BY kept_until LIMIT ?3";
+    let found = ids(tx, SQL, params![queue, tx.now.wall, STEP_MAX as i64])?;
+    take_back_all(tx, &found)
+}
+
+fn take_back_all(tx: &mut Tx<'_>, found: &[i64]) -> Result<usize> {
+    for id in found {
         if let Some(record) = Record::load(tx.conn, *id)? {
             take_back(tx, &record)?;
         }

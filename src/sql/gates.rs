@@ -12,7 +12,7 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 use crate::clock::{INSTANT_MAX, Now, millis};
 use crate::error::Result;
 use crate::sql::{Record, Tx, lines, meta};
-use crate::view::GateView;
+use crate::view::{GATE_WAITING_MAX, GateView};
 
 /// Claims that may pass at a time when a gate opens again; each ack adds one, until there are [`WINDOW_MAX`].
 const WINDOW_MIN: i64 = 1;
@@ -271,12 +271,13 @@ pub(crate) fn all(conn: &Connection, now: Now) -> Result<Vec<GateView>> {
     const SQL: &str = "SELECT closed_until, closed_at, slots, rate, period_ms, burst, full_at, window, name,
         (SELECT count(*) FROM main.relet_messages m INDEXED BY relet_passed
           WHERE m.gate = g.id AND m.gate IS NOT NULL AND m.lease_until IS NOT NULL AND m.lease_until > ?1),
-        (SELECT ifnull(sum((SELECT count(*) FROM main.relet_messages m INDEXED BY relet_gated
-                             WHERE m.queue = q.id AND m.gate = g.id AND m.gate IS NOT NULL AND m.worker_id IS NULL
-                               AND m.waits_for IS NULL AND m.finished_at IS NULL)), 0) FROM main.relet_queues q)
+        (SELECT ifnull(sum((SELECT count(*) FROM (
+           SELECT 1 FROM main.relet_messages m INDEXED BY relet_gated
+            WHERE m.queue = q.id AND m.gate = g.id AND m.gate IS NOT NULL AND m.worker_id IS NULL AND m.waits_for IS NULL
+              AND m.finished_at IS NULL LIMIT ?2))), 0) FROM main.relet_queues q)
         FROM main.relet_gates g ORDER BY name";
     let mut statement = conn.prepare_cached(SQL)?;
-    let rows = statement.query_map([now.awake], |row| {
+    let rows = statement.query_map(params![now.awake, GATE_WAITING_MAX as i64], |row| {
         let gate = GateRow::read(row)?;
         let left = gate.closed_for(now);
         Ok(GateView {

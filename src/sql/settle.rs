@@ -11,6 +11,7 @@ use crate::options::DEFERRAL_GRACE;
 use crate::receipt::Receipt;
 use crate::retry::Retry;
 use crate::sql::dead::{self, By};
+use crate::sql::gates::Passage;
 use crate::sql::{Record, Tx, gates, groups, queues, retry_queue};
 use crate::state::{Event, Route, Status};
 
@@ -112,6 +113,8 @@ pub(crate) fn settle(tx: &mut Tx<'_>, receipt: Receipt, how: &Settle) -> Result<
         Settle::Release => release(tx, record)?,
         // Voided by a restart of its worker or of the machine: who comes after may finish this, but not keep it.
         Settle::Extend { .. } if record.lease_until == Some(0) => return Err(stale(&record, receipt)),
+        // Its slot at the gate was free when the lease had run out, and is another's now.
+        Settle::Extend { .. } if has_lost_its_slot(tx, &record)? => return Err(stale(&record, receipt)),
         Settle::Extend { lease } => extend(tx, record, *lease)?,
     };
     Ok(Settled::Now(status))
@@ -274,6 +277,15 @@ fn defer(
     let kept = worker.as_deref().map(|worker| (worker, kept_until));
     retry_queue::put(tx, &record, kept, due_at, reason, record.deferrals)?;
     Ok(to)
+}
+
+fn has_lost_its_slot(tx: &Tx<'_>, record: &Record) -> Result<bool> {
+    match record.gate {
+        Some(gate) if record.lease_until.is_some_and(|until| until <= tx.now.awake) => {
+            Ok(gates::passage(tx.conn, gate, tx.now)? == Passage::Taken)
+        }
+        _ => Ok(false),
+    }
 }
 
 fn extend(tx: &mut Tx<'_>, record: Record, lease: Duration) -> Result<Status> {

@@ -564,7 +564,7 @@ pub(crate) enum Schedule {
     ///
     /// Each tick enqueues one message, however many processes run the schedules: `work`, `schedule run`, and programs with
     /// workers of their own. As long as its time stays the same, so does its next tick.
-    Add(ScheduleAdd),
+    Add(Box<ScheduleAdd>),
     /// List the schedules: when they tick next, and when they did.
     List,
     /// Remove a schedule. Messages that it has enqueued stay. Exits with 3 if there is none of this name.
