@@ -34,7 +34,7 @@ CREATE TABLE relet_queues (
   gate          INTEGER,             -- relet_gates.id: the gate of messages that are enqueued without one
   ageing_ms     INTEGER CHECK (ageing_ms > 0),   -- waiting that long is worth one step of priority; NULL: priority is strict
   paused_until  INTEGER,             -- nothing is handed out before this instant
-  paused_at     INTEGER,             -- when that was set, so that a clock set back cannot stretch it
+  paused_at     INTEGER,             -- when that was set, so that a clock set back cannot stretch it; 0: until it is resumed
   -- Counters, kept in the transaction that changes the rows, so that stats cost the same at any size.
   pending       INTEGER NOT NULL DEFAULT 0 CHECK (pending >= 0),
   routing       INTEGER NOT NULL DEFAULT 0 CHECK (routing >= 0),
@@ -55,7 +55,7 @@ CREATE TABLE relet_gates (
   id           INTEGER PRIMARY KEY,
   name         TEXT    NOT NULL UNIQUE,
   closed_until INTEGER,              -- nothing passes before this instant
-  closed_at    INTEGER,              -- when that was set, so that a clock set back cannot stretch it
+  closed_at    INTEGER,              -- when that was set, so that a clock set back cannot stretch it; 0: until it is opened
   slots        INTEGER CHECK (slots > 0),   -- concurrency: at most so many claims through it at a time; NULL: any number
   rate         INTEGER,              -- at most so many messages …
   period_ms    INTEGER,              -- … in any such span of time

@@ -232,12 +232,27 @@ fn make_the_fixture() {
         mail.enqueue_all(["first", "second"].map(|text| Message::new(text).group("g"))).unwrap();
         mail.enqueue(Message::new("delayed").delay(Duration::from_secs(60))).unwrap();
         mail.enqueue("x".repeat(5000)).unwrap();
+        let api = store.gate("api");
+        api.limit(relet::GateLimits::new().concurrency(2).rate(100, Duration::from_secs(60)).burst(10)).unwrap();
+        let calls = store.queue("calls");
+        let ageing = Duration::from_secs(60);
+        calls.set_defaults(relet::QueueDefaults::new().gate("api").ageing(ageing)).unwrap();
+        calls.enqueue_all(["limited", "sibling"]).unwrap();
+        worker.claim("calls").unwrap().unwrap().limited(Duration::from_secs(60)).unwrap();
+        store.queue("paused").enqueue("hello").unwrap();
+        store.queue("paused").pause().unwrap();
+        let every = relet::When::every(Duration::from_secs(86_400));
+        store.schedule("daily").set(every, "reports", Message::new("report"), relet::CatchUp::One).unwrap();
     }
     let conn = plain(&made);
     conn.execute_batch("PRAGMA journal_mode = DELETE; VACUUM").unwrap();
     drop(conn);
     std::fs::create_dir_all(path.parent().unwrap()).unwrap();
     std::fs::copy(&made, &path).unwrap();
+}
+
+fn mail(store: &Store) -> relet::QueueStats {
+    store.stats().unwrap().queues.into_iter().find(|queue| queue.queue == "mail").unwrap()
 }
 
 /// Everything that the first version's file holds is handed out, in its order, with its history.
@@ -275,13 +290,13 @@ fn a_file_of_the_first_version_opens_and_drains() {
         claim.ack().unwrap();
     }
     assert_eq!(drained, ["deferred", "urgent", "dead", "failed", "first", "second", "delayed", "xxxxxxxx"]);
-    let queue = &store.stats().unwrap().queues[0];
+    let queue = mail(&store);
     assert_eq!((queue.live(), queue.acked, queue.retrying), (0, 10, 0));
     assert_eq!(store.doctor().unwrap(), Vec::<String>::new());
-    assert_eq!(store.queue("mail").enqueue("new").unwrap().id().get(), 12);
+    assert_eq!(store.queue("mail").enqueue("new").unwrap().id().get(), 15);
     clock.advance(Duration::from_secs(2 * 86_400));
     store.prune().unwrap();
-    assert_eq!(store.stats().unwrap().queues[0].count(Status::Done), 0);
+    assert_eq!(mail(&store).count(Status::Done), 0);
     assert_eq!(schema(&path), {
         let new = dir.join("new.db");
         options().open(&new).unwrap();
@@ -296,13 +311,43 @@ fn a_file_of_the_first_version_can_be_looked_at_without_a_change() {
     std::fs::copy(fixture(), &path).unwrap();
     let before = bytes(&path);
     let look = Store::open_read_only(&path).unwrap();
-    assert_eq!(look.stats().unwrap().queues[0].count(Status::Dead), 1);
+    assert_eq!(mail(&look).count(Status::Dead), 1);
     assert_eq!(look.doctor().unwrap(), Vec::<String>::new());
     drop(look);
     assert!(bytes(&path) == before);
 }
 
 /// The fixture is as it is kept: small, whole, and with nothing beside it.
+/// And its gates, pauses and schedules go on.
+#[test]
+fn a_file_of_the_first_version_keeps_its_gates_pauses_and_schedules() {
+    let dir = Dir::new("v1-gates");
+    let path = dir.join("store.db");
+    std::fs::copy(fixture(), &path).unwrap();
+    let clock = relet::Clock::manual();
+    clock.reboot();
+    clock.set_wall_by(7 * 86_400_000);
+    let store = options().clock(clock.clone()).open(&path).unwrap();
+    let [gate] = &store.gates().unwrap()[..] else { panic!("one gate") };
+    assert_eq!(
+        (gate.name.as_str(), gate.concurrency, gate.burst, gate.slow_start),
+        ("api", Some(2), Some(10), Some(1))
+    );
+    assert_eq!(gate.rate, Some((100, Duration::from_secs(60))));
+    let worker = store.worker("caller").unwrap();
+    assert!(worker.claim("calls").unwrap().is_none(), "after a restart the bucket is empty");
+    clock.advance(Duration::from_secs(1));
+    assert_eq!(worker.claim("calls").unwrap().unwrap().payload(), b"limited");
+    assert!(worker.claim("calls").unwrap().is_none(), "it opens slowly");
+    assert!(worker.claim("paused").unwrap().is_none());
+    store.queue("paused").resume().unwrap();
+    assert_eq!(worker.claim("paused").unwrap().unwrap().payload(), b"hello");
+    assert_eq!(store.run_schedules().unwrap().enqueued, 1);
+    let report = worker.claim("reports").unwrap().unwrap();
+    assert!(report.payload() == b"report" && report.tick_at().is_some());
+    assert_eq!(store.doctor().unwrap(), Vec::<String>::new());
+}
+
 #[test]
 fn the_fixture_is_small_and_has_no_log() {
     let path = fixture();

@@ -401,7 +401,7 @@ fn first_own(tx: &Tx<'_>, who: &Who, find: impl Fn(i64) -> Result<Vec<i64>>) -> 
     for limit in [1, STEP_MAX as i64] {
         let found = find(limit)?;
         for id in &found {
-            let Some((record, payload)) = Record::load_whole(tx.conn, *id)? else { continue };
+            let Some(record) = Record::load(tx.conn, *id)? else { continue };
             let crashed = record.crashes > 0 || record.is_held();
             // What its gate has put off goes back to the gate's line, and keeps its place in it.
             let of_its_line = record.gate.is_some()
@@ -411,7 +411,7 @@ fn first_own(tx: &Tx<'_>, who: &Who, find: impl Fn(i64) -> Result<Vec<i64>>) -> 
                 continue;
             }
             if let Ok(how) = judge(tx.conn, tx.now, &record, who)? {
-                return Ok(Some((record, payload, how)));
+                return Ok(Record::load_whole(tx.conn, *id)?.map(|(record, payload)| (record, payload, how)));
             }
         }
         if found.is_empty() {

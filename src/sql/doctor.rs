@@ -53,6 +53,11 @@ const CHECKS: &[&str] = &[
     // Every message is of a queue.
     "SELECT 'message ' || id || ' belongs to no queue' FROM main.relet_messages
       WHERE queue NOT IN (SELECT id FROM main.relet_queues)",
+    // Every gate that a message or a queue names is there.
+    "SELECT 'message ' || id || ' passes a gate that there is not' FROM main.relet_messages
+      WHERE gate IS NOT NULL AND gate NOT IN (SELECT id FROM main.relet_gates)",
+    "SELECT 'queue ' || name || ' has a gate that there is not' FROM main.relet_queues
+      WHERE gate IS NOT NULL AND gate NOT IN (SELECT id FROM main.relet_gates)",
     // The retry queue and the messages agree.
     "SELECT 'message ' || r.message || ' is in the retry queue, but does not wait for a retry'
        FROM main.relet_retry_queue r LEFT JOIN main.relet_messages m ON m.id = r.message
