@@ -32,6 +32,7 @@ CREATE TABLE relet_queues (
   lease_ms      INTEGER,             -- NULL: the store's default
   retry         TEXT,                -- a backoff policy as JSON; NULL: the store's default
   gate          INTEGER,             -- relet_gates.id: the gate of messages that are enqueued without one
+  gated         INTEGER NOT NULL DEFAULT 0 CHECK (gated = 0 OR gated = 1),   -- whether it has ever had a message with a gate
   ageing_ms     INTEGER CHECK (ageing_ms > 0),   -- waiting that long is worth one step of priority; NULL: priority is strict
   paused_until  INTEGER,             -- nothing is handed out before this instant
   paused_at     INTEGER,             -- when that was set, so that a clock set back cannot stretch it; 0: until it is resumed

@@ -302,6 +302,7 @@ impl Backlog {
             conn.execute(&insert, rusqlite::params![count, PAYLOAD])?;
             if self == Backlog::Gated {
                 conn.execute(&gate, [])?;
+                conn.execute("UPDATE relet_queues SET gated = 1", [])?;
             }
             if self == Backlog::Deferred {
                 conn.execute(

@@ -297,7 +297,7 @@ struct Look {
     deferred: bool,
     /// Something is ready on another route than `pending`.
     routed: bool,
-    /// Something is ready but for its gate.
+    /// It has had messages with a gate.
     gated: bool,
 }
 
@@ -307,7 +307,7 @@ impl Look {
         // The other routes' names are all behind 'pending' in the alphabet.
         const SQL: &str = "SELECT q.id, q.lease_ms,
             EXISTS (SELECT 1 FROM main.relet_messages INDEXED BY relet_parked
-                     WHERE parked_at IS NOT NULL AND parked_at > ?2) OR ifnull(q.paused_at > ?2, 0),
+                     WHERE parked_at IS NOT NULL AND parked_at > ?2),
             EXISTS (SELECT 1 FROM main.relet_messages INDEXED BY relet_due
                      WHERE queue = q.id AND waits_for = 'due' AND due_at <= ?2),
             EXISTS (SELECT 1 FROM main.relet_messages INDEXED BY relet_leases
@@ -317,24 +317,24 @@ impl Look {
             EXISTS (SELECT 1 FROM main.relet_messages INDEXED BY relet_ready
                      WHERE queue = q.id AND status > 'pending'
                        AND worker_id IS NULL AND waits_for IS NULL AND finished_at IS NULL AND gate IS NULL),
-            EXISTS (SELECT 1 FROM main.relet_messages INDEXED BY relet_gated
-                     WHERE queue = q.id AND gate IS NOT NULL
-                       AND worker_id IS NULL AND waits_for IS NULL AND finished_at IS NULL),
-            ifnull(q.paused_until > ?2, 0), q.ageing_ms, ifnull(q.paused_until <= ?2, 0)
+            q.gated, q.ageing_ms, q.paused_until, q.paused_at
             FROM main.relet_queues q WHERE q.name = ?1";
-        let look = tx.conn.prepare_cached(SQL)?.query_row(params![queue, tx.now.wall, tx.now.awake], |row| {
+        let wall = tx.now.wall;
+        let look = tx.conn.prepare_cached(SQL)?.query_row(params![queue, wall, tx.now.awake], |row| {
+            let paused_until: Option<i64> = row.get(9)?;
+            let paused_at: Option<i64> = row.get(10)?;
             Ok(Look {
                 queue: row.get(0)?,
                 lease_ms: row.get(1)?,
-                ahead: row.get(2)?,
+                ahead: row.get(2)? || paused_at.is_some_and(|at| at > wall),
                 due: row.get(3)?,
                 void: row.get(4)?,
                 deferred: row.get(5)?,
                 routed: row.get(6)?,
                 gated: row.get(7)?,
-                paused: row.get(8)?,
-                ageing_ms: row.get(9)?,
-                resumes: row.get(10)?,
+                ageing_ms: row.get(8)?,
+                paused: paused_until.is_some_and(|until| until > wall),
+                resumes: paused_until.is_some_and(|until| until <= wall),
             })
         });
         Ok(look.optional()?)

@@ -58,6 +58,8 @@ const CHECKS: &[&str] = &[
       WHERE gate IS NOT NULL AND gate NOT IN (SELECT id FROM main.relet_gates)",
     "SELECT 'queue ' || name || ' has a gate that there is not' FROM main.relet_queues
       WHERE gate IS NOT NULL AND gate NOT IN (SELECT id FROM main.relet_gates)",
+    "SELECT 'queue ' || name || ' has messages with a gate, and does not know it' FROM main.relet_queues q
+      WHERE gated = 0 AND EXISTS (SELECT 1 FROM main.relet_messages m WHERE m.queue = q.id AND m.gate IS NOT NULL)",
     // The retry queue and the messages agree.
     "SELECT 'message ' || r.message || ' is in the retry queue, but does not wait for a retry'
        FROM main.relet_retry_queue r LEFT JOIN main.relet_messages m ON m.id = r.message

@@ -57,6 +57,9 @@ fn insert(tx: &mut Tx<'_>, queue: &QueueRow, message: &Message) -> Result<Enqueu
         Some(gate) => Some(gates::find_or_make(tx, gate)?),
         None => queue.gate,
     };
+    if gate.is_some() && !queue.gated {
+        queues::set_gated(tx, queue.id)?;
+    }
     let large = message.payload.len() > INLINE_MAX;
     let id = tx.conn.prepare_cached(INSERT)?.insert(params![
         queue.id,

@@ -13,11 +13,15 @@ pub(crate) struct QueueRow {
     pub(crate) id: i64,
     pub(crate) max_attempts: Option<u32>,
     pub(crate) gate: Option<i64>,
+    /// Whether it has ever had a message with a gate: otherwise a claim looks for none.
+    pub(crate) gated: bool,
 }
 
 pub(crate) fn find(conn: &Connection, name: &str) -> Result<Option<QueueRow>> {
-    const SQL: &str = "SELECT id, max_attempts, gate FROM main.relet_queues WHERE name = ?1";
-    let read = |row: &rusqlite::Row<'_>| Ok(QueueRow { id: row.get(0)?, max_attempts: row.get(1)?, gate: row.get(2)? });
+    const SQL: &str = "SELECT id, max_attempts, gate, gated FROM main.relet_queues WHERE name = ?1";
+    let read = |row: &rusqlite::Row<'_>| {
+        Ok(QueueRow { id: row.get(0)?, max_attempts: row.get(1)?, gate: row.get(2)?, gated: row.get(3)? })
+    };
     Ok(conn.prepare_cached(SQL)?.query_row([name], read).optional()?)
 }
 
@@ -87,6 +91,13 @@ pub(crate) fn paused_until(conn: &Connection, queue: i64, now: Now) -> Result<Op
                          FROM main.relet_queues WHERE id = ?1 AND paused_until IS NOT NULL";
     let until = conn.prepare_cached(SQL)?.query_row(params![queue, now.wall], |row| row.get(0)).optional()?;
     Ok(until.filter(|until| *until > now.wall))
+}
+
+/// From now on claims look for messages with a gate, too.
+pub(crate) fn set_gated(tx: &Tx<'_>, queue: i64) -> Result<()> {
+    const SQL: &str = "UPDATE main.relet_queues SET gated = 1 WHERE id = ?1 AND gated = 0";
+    tx.conn.prepare_cached(SQL)?.execute([queue])?;
+    Ok(())
 }
 
 pub(crate) fn retry_of(conn: &Connection, queue: i64) -> Result<Option<String>> {
