@@ -31,6 +31,8 @@ const HELD: usize = 5;
 const PRODUCERS: u32 = 2;
 /// Calls a second that the API allows: half of the messages, so that a run takes about two seconds, within these bounds.
 const RATE: std::ops::RangeInclusive<f64> = 20.0..=400.0;
+/// Shortest Retry-After that the API answers: such answers are coarse.
+const RETRY_AFTER_MIN: Duration = Duration::from_millis(100);
 /// Pause of a worker that finds nothing to do.
 const IDLE: Duration = Duration::from_millis(5);
 /// Both parts together give up after this long beyond what the API's rate explains: the demonstration ends, whatever happens.
@@ -165,7 +167,8 @@ impl Api {
             return Ok(());
         }
         bucket.promised_until = bucket.promised_until.max(now) + 1.0 / self.rate;
-        Err(TooManyRequests { retry_after: Duration::from_secs_f64(bucket.promised_until - now) })
+        let wait = Duration::from_secs_f64(bucket.promised_until - now);
+        Err(TooManyRequests { retry_after: wait.max(RETRY_AFTER_MIN) })
     }
 }
 
