@@ -16,6 +16,7 @@ mod message;
 mod monitor;
 mod options;
 mod outcome;
+mod pool;
 mod prometheus;
 mod queue;
 mod random;
@@ -44,6 +45,7 @@ pub use message::{
 pub use monitor::{Event, Finding, Monitor, RunningMonitor, What};
 pub use options::{DEFERRAL_GRACE, Durability, LEASE_RANGE, Options, RESERVE};
 pub use outcome::Outcome;
+pub use pool::Finished;
 pub use queue::{Queue, QueueDefaults};
 pub use receipt::Receipt;
 pub use retry::Retry;
@@ -57,4 +59,4 @@ pub use view::{
     WorkerView,
 };
 pub use worker::Worker;
-pub use workers::{Builder, Finished, Stopped, Workers};
+pub use workers::{Builder, Stopped, Workers};

@@ -3,11 +3,12 @@
 use std::path::{Path, PathBuf};
 
 /// The floors, from below. A file may name those below it, and its neighbours.
-const FLOORS: [&[&str]; 6] = [
+const FLOORS: [&[&str]; 7] = [
     &["error", "message", "receipt", "state", "retry", "clock", "options", "view", "random", "cancel", "cron"],
     &["db", "sql", "reserve"],
     &["waker", "writer", "liveness"],
     &["store", "queue", "claim", "worker", "backup", "gate", "outcome", "monitor", "prometheus", "schedule"],
+    &["pool"],
     &["workers"],
     &["lib"],
 ];
