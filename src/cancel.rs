@@ -1,5 +1,6 @@
 //! The cancel token: how a handler that is at work is told to end early.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -95,7 +96,7 @@ impl CancelToken {
     pub fn on_set(&self, hook: impl Fn(CancelReason) + Send + 'static) {
         let mut state = self.shared.state.lock();
         if let Some(reason) = state.reason {
-            hook(reason);
+            guarded(|| hook(reason));
         }
         state.hooks.push(Box::new(hook));
     }
@@ -120,8 +121,15 @@ impl CancelToken {
         if state.reason.is_none() || why == CancelReason::Lost && state.reason != Some(why) {
             state.reason = Some(why);
             self.shared.bell.notify_all();
-            state.hooks.iter().for_each(|hook| hook(why));
+            state.hooks.iter().for_each(|hook| guarded(|| hook(why)));
         }
+    }
+}
+
+/// Runs what an application has handed in, whose panic is not to end a thread of relet's.
+pub(crate) fn guarded(hook: impl FnOnce()) {
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(hook)) {
+        std::mem::forget(panic); // It may panic as well when it is dropped.
     }
 }
 
@@ -134,6 +142,17 @@ impl std::fmt::Debug for Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_hook_that_panics_keeps_the_others_from_nothing() {
+        let (token, heard) = (CancelToken::default(), Arc::new(Mutex::new(0)));
+        token.on_set(|_| panic!("nobody listens"));
+        let also = heard.clone();
+        token.on_set(move |_| *also.lock() += 1);
+        token.set(CancelReason::Stopping);
+        token.on_set(|_| panic!("nobody listens"));
+        assert_eq!((*heard.lock(), token.reason()), (1, Some(CancelReason::Stopping)));
+    }
 
     #[test]
     fn a_hook_hears_each_reason_once_also_one_from_before() {

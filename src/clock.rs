@@ -196,7 +196,7 @@ fn boot_id() -> Option<Arc<str>> {
 }
 
 /// Waits of the writer between two tries for the lock, measured here so that no other file reads a clock.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Stopwatch(std::time::Instant);
 
 impl Stopwatch {

@@ -7,8 +7,8 @@
 //! Of the threads without work one is the *scout*: it sleeps until something may be claimable (`waker`). If it gets a
 //! message it wakes the next thread, which looks whether there is more, and so on; a hundred idle threads cost what one costs.
 //!
-//! One thread more, the *supervisor*, extends the leases of what is being worked on, tells handlers of their time limit, and
-//! runs the store's schedules. Between queues the choice is by stride scheduling (Waldspurger and Weihl 1995).
+//! One thread more, the *supervisor*, extends the leases of what is being worked on and tells handlers of their time limit; and
+//! one runs the store's schedules. Between queues the choice is by stride scheduling (Waldspurger and Weihl 1995).
 
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use crate::cancel::{CancelReason, CancelToken};
+use crate::cancel::{CancelReason, CancelToken, guarded};
 use crate::claim::Claim;
 use crate::clock::Stopwatch;
 use crate::error::{Error, Result};
@@ -85,7 +85,8 @@ pub(crate) struct Pool {
     plan: Plan,
     /// The pool's time: everything that is planned is planned on it.
     watch: Stopwatch,
-    state: Mutex<State>,
+    /// Looked at inside transactions, too: so no transaction is made, and nobody is called, while it is locked.
+    state: Arc<Mutex<State>>,
     /// For handler threads that have nothing to do.
     rest: Condvar,
     /// For the supervisor.
@@ -117,12 +118,23 @@ struct Running {
     receipt: Receipt,
     lease: Duration,
     cancel: CancelToken,
+    /// When its lease was last known to begin, and when it is to be extended.
+    held_at: Duration,
     extend_at: Duration,
     /// `None`: none, or it has been told.
     limit_at: Option<Duration>,
     give_up_at: Option<Duration>,
-    /// The handler has returned.
-    returned: bool,
+    stage: Stage,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// The hooks of the message before are running.
+    Claimed,
+    /// Its handler runs.
+    Handling,
+    /// Its handler has returned, and it is being settled.
+    Returned,
 }
 
 /// A message whose handler has returned, and which is to be settled with the next step.
@@ -151,7 +163,7 @@ impl Pool {
             worker,
             plan,
             watch: Stopwatch::start(),
-            state: Mutex::new(state),
+            state: Arc::new(Mutex::new(state)),
             rest: Condvar::new(),
             wake: Condvar::new(),
             ended: Condvar::new(),
@@ -162,9 +174,9 @@ impl Pool {
         &self.worker
     }
 
-    /// Only so many handler threads could be started.
-    pub(crate) fn has_only(&self, threads: usize) {
-        self.state.lock().threads = threads;
+    /// So many of the handler threads could not be started.
+    pub(crate) fn lacks(&self, threads: usize) {
+        self.state.lock().threads -= threads;
     }
 
     /// What ended it, if that was an error.
@@ -188,7 +200,7 @@ impl Pool {
             risk = risk.or_else(|| store.risk().try_lock());
             let settle = worked.as_ref().and_then(|worked| Some((worked.claim.receipt(), worked.outcome.settle()?)));
             let names = order.iter().map(|at| self.plan.queues[*at].name.clone()).collect();
-            let step = match self.worker.crashed(risk.is_some()).step(settle.clone(), names) {
+            let step = match self.worker.crashed(risk.is_some()).step(settle.clone(), names, self.overdue()) {
                 Ok(step) => step,
                 Err(error) => {
                     self.met(&error);
@@ -205,24 +217,24 @@ impl Pool {
                 }
             };
             pause = PAUSE.0;
+            let next = step.taken.map(|(place, taken)| {
+                if taken.record.crashes == 0 {
+                    risk = None;
+                }
+                self.charge(&order[..=place]);
+                let at = order[place];
+                let claim = Claim::new(self.worker.clone(), &self.plan.queues[at].name, taken);
+                self.begin(&claim);
+                (claim, at)
+            });
+            // The hooks may take their time: what was claimed is looked after meanwhile.
             if let Some(worked) = worked.take() {
                 self.finish(worked, step.settled.unwrap_or(Ok(Settled::Gone)));
             }
-            match step.taken {
-                Some((place, taken)) => {
-                    if taken.record.crashes == 0 {
-                        risk = None;
-                    }
-                    self.charge(&order[..=place]);
-                    let at = order[place];
-                    let claim = Claim::new(self.worker.clone(), &self.plan.queues[at].name, taken);
-                    if self.begin(&claim) {
-                        worked = Some(self.work(claim, at));
-                    } else {
-                        // It was claimed while the pool was being stopped.
-                        let _ = self.settle_alone(claim.receipt(), Settle::Release);
-                    }
-                }
+            match next {
+                Some((claim, at)) if self.start(&claim) => worked = Some(self.work(claim, at)),
+                // It was claimed while the pool was being stopped, or has been lost already.
+                Some((claim, _)) => drop(self.settle_alone(claim.receipt(), Settle::Release)),
                 None => {
                     let saw_all = risk.take().is_some();
                     if !step.again {
@@ -272,8 +284,12 @@ impl Pool {
             guarded(|| hook(&claim));
         }
         let watch = Stopwatch::start();
-        let outcome = catch_unwind(AssertUnwindSafe(|| (self.plan.queues[at].handler)(&claim)))
-            .unwrap_or_else(|panic| Outcome::fail(format!("panicked: {}", panic_message(&*panic))));
+        let outcome =
+            catch_unwind(AssertUnwindSafe(|| (self.plan.queues[at].handler)(&claim))).unwrap_or_else(|panic| {
+                let error = format!("panicked: {}", panic_message(&*panic));
+                std::mem::forget(panic); // It may panic as well when it is dropped.
+                Outcome::fail(error)
+            });
         let took = watch.elapsed();
         let outcome = match outcome {
             // It failed because it was told to stop, or may have: that is not the message's fault.
@@ -283,41 +299,70 @@ impl Pool {
         let mut state = self.state.lock();
         state.handling -= 1;
         if let Some(running) = state.running.iter_mut().find(|running| running.receipt == claim.receipt()) {
-            running.returned = true;
+            running.stage = Stage::Returned;
         }
         drop(state);
         Worked { claim, outcome, took }
     }
 
-    /// From now on the supervisor looks after this claim. Not so, and it is not to be worked on, if the pool is being stopped.
-    fn begin(&self, claim: &Claim) -> bool {
+    /// From now on the supervisor looks after this claim.
+    fn begin(&self, claim: &Claim) {
         let now = self.watch.elapsed();
         let running = Running {
             receipt: claim.receipt(),
             lease: claim.lease(),
             cancel: claim.cancel_token().clone(),
+            held_at: now,
             extend_at: now + claim.lease() / EXTEND_AT,
-            limit_at: [self.plan.time_limit, self.plan.give_up_after]
-                .into_iter()
-                .flatten()
-                .min()
-                .map(|limit| now + limit),
-            give_up_at: self.plan.give_up_after.map(|limit| now + limit),
-            returned: false,
+            limit_at: None,
+            give_up_at: None,
+            stage: Stage::Claimed,
         };
         let mut state = self.state.lock();
-        if state.stopping {
-            return false;
-        }
         if running.next() < state.wake_at {
             self.wake.notify_one();
         }
         state.running.push(running);
-        state.handling += 1;
         if state.resting > 0 {
             self.rest.notify_one(); // There may be more.
         }
+    }
+
+    /// Whether its handler may start now: not if the pool is being stopped, or the claim was lost.
+    fn start(&self, claim: &Claim) -> bool {
+        let now = self.watch.elapsed();
+        let (limit, give_up) = (self.plan.time_limit, self.plan.give_up_after);
+        let mut state = self.state.lock();
+        let State { running, wake_at, handling, stopping, .. } = &mut *state;
+        let Some(at) = running.iter().position(|running| running.receipt == claim.receipt()) else { return false };
+        if *stopping || claim.cancel_token().is_set() {
+            running.remove(at);
+            return false;
+        }
+        let running = &mut running[at];
+        running.stage = Stage::Handling;
+        running.limit_at = [limit, give_up].into_iter().flatten().min().map(|limit| now + limit);
+        running.give_up_at = give_up.map(|limit| now + limit);
+        *handling += 1;
+        if running.next() < *wake_at {
+            self.wake.notify_one();
+        }
         true
+    }
+
+    /// What is to be extended before anything is claimed: where this process was frozen (SIGSTOP, a debugger) for longer than a
+    /// lease, an idle thread would otherwise take from another what that has in hand.
+    fn overdue(&self) -> impl Fn() -> Vec<(Receipt, Settle)> + Send + use<> {
+        let (state, watch) = (self.state.clone(), self.watch);
+        move || {
+            let now = watch.elapsed();
+            let state = state.lock();
+            let late = state.running.iter().filter(|running| {
+                now >= running.held_at + running.lease * (EXTEND_AT - 1) / EXTEND_AT
+                    && running.give_up_at.is_none_or(|at| now < at)
+            });
+            late.map(|running| (running.receipt, Settle::Extend { lease: running.lease })).collect()
+        }
     }
 
     fn finish(&self, worked: Worked, settled: Result<Settled>) {
@@ -398,12 +443,11 @@ impl Pool {
         if state.error.is_none() {
             state.error = error.cloned();
         }
-        for running in &state.running {
-            running.cancel.set(CancelReason::Stopping);
-        }
+        let tokens: Vec<CancelToken> = state.running.iter().map(|running| running.cancel.clone()).collect();
         self.rest.notify_all();
         self.ended.notify_all();
         drop(state);
+        tokens.iter().for_each(|token| token.set(CancelReason::Stopping));
         self.worker.store().ring();
     }
 
@@ -425,7 +469,7 @@ impl Pool {
     pub(crate) fn wait_until_settled(&self) {
         let (watch, limit) = (Stopwatch::start(), self.worker.store().options_used().busy_wait);
         let mut state = self.state.lock();
-        let settling = !state.running.is_empty();
+        let settling = state.running.iter().any(|running| running.stage == Stage::Returned);
         while settling && state.threads > state.handling {
             let left = limit.saturating_sub(watch.elapsed());
             if left.is_zero() {
@@ -435,17 +479,23 @@ impl Pool {
         }
     }
 
-    /// Releases what is still running. What has returned is just being settled, and is left to that.
+    /// Releases what is still running, and what was not started yet. What has returned is just being settled, and is left to
+    /// that. Returns what was running.
     pub(crate) fn interrupt(&self) -> Vec<MessageId> {
         let mut receipts = Vec::new();
+        let mut handled = HashSet::new();
         {
             let mut state = self.state.lock();
             state.over = true;
             state.running.retain(|running| {
-                if !running.returned {
+                let returned = running.stage == Stage::Returned;
+                if !returned {
                     receipts.push(running.receipt);
                 }
-                running.returned
+                if running.stage == Stage::Handling {
+                    handled.insert(running.receipt);
+                }
+                returned
             });
         }
         if receipts.is_empty() {
@@ -455,38 +505,28 @@ impl Pool {
         match released {
             Ok(outcomes) => {
                 let released = |(receipt, outcome): (&Receipt, &Result<Settled>)| {
-                    matches!(outcome, Ok(Settled::Now(_))).then(|| receipt.id())
+                    (handled.contains(receipt) && matches!(outcome, Ok(Settled::Now(_)))).then(|| receipt.id())
                 };
                 receipts.iter().zip(&outcomes).filter_map(released).collect()
             }
             Err(error) => {
                 self.met(&error); // Their leases end what could not be released.
                 self.state.lock().error.get_or_insert(error);
-                receipts.iter().map(|receipt| receipt.id()).collect()
+                handled.iter().map(|receipt| receipt.id()).collect()
             }
         }
     }
 
     /// The supervisor's thread: ends after the last handler thread.
     pub(crate) fn supervise(&self) {
-        let mut tick_at = Duration::ZERO;
-        let mut failing = HashSet::new();
         let mut state = self.state.lock();
         while state.threads > 0 {
             let now = self.watch.elapsed();
-            if tick_at <= now {
-                let next = match state.stopping {
-                    true => TICK_LOOK,
-                    false => MutexGuard::unlocked(&mut state, || self.tick(&mut failing)),
-                };
-                tick_at = self.watch.elapsed() + next;
-                continue;
-            }
-            let mut due = Vec::new();
+            let (mut due, mut late) = (Vec::new(), Vec::new());
             for running in &mut state.running {
                 if running.limit_at.is_some_and(|at| at <= now) {
                     running.limit_at = None;
-                    running.cancel.set(CancelReason::TimeLimit);
+                    late.push(running.cancel.clone());
                 }
                 if running.extend_at <= now {
                     running.extend_at = now + running.lease / EXTEND_AT;
@@ -495,13 +535,28 @@ impl Pool {
                     }
                 }
             }
-            if !due.is_empty() {
-                MutexGuard::unlocked(&mut state, || self.extend(due));
+            if !due.is_empty() || !late.is_empty() {
+                MutexGuard::unlocked(&mut state, || {
+                    self.extend(due);
+                    late.iter().for_each(|token| token.set(CancelReason::TimeLimit));
+                });
                 continue;
             }
-            let next = state.running.iter().map(Running::next).fold(tick_at, Duration::min);
-            state.wake_at = next;
-            let _ = self.wake.wait_for(&mut state, next.saturating_sub(now));
+            let next = state.running.iter().map(Running::next).min();
+            state.wake_at = next.unwrap_or(Duration::MAX);
+            match next {
+                Some(next) => drop(self.wake.wait_for(&mut state, next.saturating_sub(now))),
+                None => self.wake.wait(&mut state),
+            }
+        }
+    }
+
+    /// The thread that runs the store's schedules: ends when the pool is stopped.
+    pub(crate) fn run_schedules(&self) {
+        let mut failing = HashSet::new();
+        while !self.state.lock().stopping {
+            let next = self.tick(&mut failing);
+            self.pause(next);
         }
     }
 
@@ -530,17 +585,30 @@ impl Pool {
     }
 
     fn extend(&self, due: Vec<(Receipt, Settle)>) {
+        if due.is_empty() {
+            return;
+        }
         let receipts: Vec<Receipt> = due.iter().map(|(receipt, _)| *receipt).collect();
+        let now = self.watch.elapsed();
         match self.worker.store().settle_all(due) {
             Ok(outcomes) => {
-                let state = self.state.lock();
-                for (receipt, _) in receipts.iter().zip(outcomes).filter(|(_, outcome)| outcome.is_err()) {
-                    // What has returned may just have been settled.
-                    let mut running = state.running.iter().filter(|running| !running.returned);
-                    if let Some(running) = running.find(|running| running.receipt == *receipt) {
-                        running.cancel.set(CancelReason::Lost);
+                for running in &mut self.state.lock().running {
+                    if receipts.contains(&running.receipt) {
+                        running.held_at = now;
                     }
                 }
+                let lost = |receipt: &Receipt| {
+                    // What has returned may just have been settled.
+                    let state = self.state.lock();
+                    let mut running = state.running.iter().filter(|running| running.stage != Stage::Returned);
+                    running.find(|running| running.receipt == *receipt).map(|running| running.cancel.clone())
+                };
+                let lost = receipts
+                    .iter()
+                    .zip(outcomes)
+                    .filter(|(_, outcome)| outcome.is_err())
+                    .filter_map(|(receipt, _)| lost(receipt));
+                lost.for_each(|token| token.set(CancelReason::Lost));
             }
             Err(error) => {
                 self.met(&error);
@@ -565,9 +633,4 @@ impl Running {
 /// Errors that no waiting ends.
 fn is_final(error: &Error) -> bool {
     matches!(error, Error::Superseded { .. } | Error::FileReplaced { .. } | Error::ReadOnly { .. })
-}
-
-/// A hook that panics is not to end its thread.
-fn guarded(hook: impl FnOnce()) {
-    let _ = catch_unwind(AssertUnwindSafe(hook));
 }

@@ -70,8 +70,9 @@ impl QueueDefaults {
         QueueDefaults { gate: Some(gate.into()), ..self }
     }
 
-    /// Ageing: each time a message has waited this long, it counts as one priority higher, so that low priority ends; strict
-    /// priority unless set, at least 1 ms. A claim then costs a seek for each priority that is in use.
+    /// Ageing: each time this long has passed since a message was enqueued, it counts as one priority higher, so that low
+    /// priority ends; strict priority unless set, at least 1 ms. A claim then looks at each priority that is in use, some µs each:
+    /// use few.
     pub fn ageing(self, step: Duration) -> QueueDefaults {
         QueueDefaults { ageing: Some(step), ..self }
     }

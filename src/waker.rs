@@ -100,10 +100,17 @@ impl Waker {
                         true
                     }
                 },
-                None => {
-                    watching = db::watch(path).ok();
-                    true // What was committed before the first look is not known.
-                }
+                None => match db::watch(path) {
+                    Ok(watched) => {
+                        watching = Some(watched);
+                        true // What was committed before the first look is not known.
+                    }
+                    // Those who wait look by themselves after a nap.
+                    Err(_) => {
+                        std::thread::sleep(NAP_MAX);
+                        continue;
+                    }
+                },
             };
             if changed {
                 self.ring();

@@ -246,8 +246,14 @@ impl Worker {
         Worker { who: Who { crashed, ..self.who.clone() }, ..self.clone() }
     }
 
-    /// Settles, and claims the next message of the first of these queues that has one, in one commit.
-    pub(crate) fn step(&self, settle: Option<(Receipt, Settle)>, queues: Vec<Arc<str>>) -> Result<Step> {
+    /// Settles, does what `first` says at that moment, and claims the next message of the first of these queues that has one, in
+    /// one commit.
+    pub(crate) fn step(
+        &self,
+        settle: Option<(Receipt, Settle)>,
+        queues: Vec<Arc<str>>,
+        first: impl Fn() -> Vec<(Receipt, Settle)> + Send + 'static,
+    ) -> Result<Step> {
         let (who, liveness) = (self.who.clone(), self.start.store.liveness().clone());
         let look = liveness.is_due();
         let need = if settle.is_some() { Need::Settle } else { Need::Claim };
@@ -256,6 +262,9 @@ impl Worker {
                 Some((receipt, how)) => Some(item(sql::settle::settle(tx, *receipt, how))?),
                 None => None,
             };
+            for (receipt, how) in first() {
+                let _ = item(sql::settle::settle(tx, receipt, &how))?;
+            }
             if look {
                 liveness.bury_dead(tx)?;
             }

@@ -274,14 +274,15 @@ impl Builder {
             worker.share_with_commands()?;
         }
         let mut workers = Workers {
-            threads: Vec::with_capacity(self.concurrency + 1),
+            threads: Vec::with_capacity(self.concurrency + 2),
             pool: Arc::new(Pool::new(worker, self.plan, self.concurrency)),
         };
         workers.pool.first_tick();
         workers.spawn("relet-supervisor".into(), Pool::supervise)?;
+        workers.spawn("relet-schedules".into(), Pool::run_schedules)?;
         for thread in 0..self.concurrency {
             if let Err(error) = workers.spawn(format!("relet-handler-{thread}"), Pool::serve) {
-                workers.pool.has_only(thread);
+                workers.pool.lacks(self.concurrency - thread);
                 return Err(error);
             }
         }

@@ -73,19 +73,19 @@ fn a_message_counts_one_priority_more_for_each_whole_step_that_it_has_waited() {
     }
 }
 
-/// What has come back from a failure has waited since it was due; what was given back, since it was enqueued.
+/// A message that comes back does not hide how long those behind it have waited: it has waited for longer.
 #[test]
-fn a_failure_begins_the_waiting_anew_and_a_release_does_not() {
+fn a_message_that_comes_back_has_waited_since_it_was_enqueued() {
     let (store, clock) = memory();
     let worker = store.worker("w").unwrap();
     ageing(&store, STEP);
-    let [failed, released] = [enqueue(&store, 1), enqueue(&store, 0)];
-    let claims = worker.claim_batch("q", 2).unwrap();
+    let [failed, waiting] = [enqueue(&store, 0), enqueue(&store, 0)];
+    let claim = next(&worker, "q");
+    assert_eq!(claim.id(), failed);
+    claim.fail_for("no", HOUR).unwrap();
     clock.advance(HOUR);
-    claims[0].fail_for("no", SECOND).unwrap();
-    claims[1].release().unwrap();
-    clock.advance(SECOND);
-    assert_eq!(ids(&worker, 2), [released, failed]);
+    let high = enqueue(&store, 5);
+    assert_eq!(ids(&worker, 3), [failed, waiting, high]);
     sound(&store);
 }
 
@@ -118,17 +118,18 @@ struct Waits {
     priority: i64,
     route: Route,
     gate: Option<&'static str>,
-    since: i64,
+    enqueued_at: i64,
+    due_at: i64,
 }
 
 /// Within a line (a route and a gate, or none) and a priority the order is that of the ids; of the first ones of all these,
 /// the one with the highest priority, waiting included, then the lowest id.
 fn first(all: &BTreeMap<MessageId, Waits>, now: i64, step: i64) -> Option<MessageId> {
     let mut heads = BTreeMap::new();
-    for (id, waits) in all.iter().filter(|(_, waits)| waits.since <= now) {
+    for (id, waits) in all.iter().filter(|(_, waits)| waits.due_at <= now) {
         heads.entry((waits.route as u8, waits.gate, waits.priority)).or_insert((*id, *waits));
     }
-    let aged = |waits: &Waits| waits.priority + (now - waits.since) / step;
+    let aged = |waits: &Waits| waits.priority + (now - waits.enqueued_at) / step;
     heads.into_values().min_by_key(|(id, waits)| (-aged(waits), *id)).map(|(id, _)| id)
 }
 
@@ -149,7 +150,8 @@ fn the_order_is_what_a_simple_model_says() {
                         priority: random.i64(-3..4),
                         route: [Route::Pending, Route::Queued][random.usize(0..2)],
                         gate: [None, Some("a"), Some("b")][random.usize(0..3)],
-                        since: clock.wall_ms() + delay as i64,
+                        enqueued_at: clock.wall_ms(),
+                        due_at: clock.wall_ms() + delay as i64,
                     };
                     let mut message = Message::new("x").priority(waits.priority as i32).route(waits.route);
                     message = message.delay(Duration::from_millis(delay));

@@ -785,27 +785,49 @@ fn a_change_of_one_gate_leaves_the_others_as_they_were() {
     sound(&store);
 }
 
-/// The worker keeps what it deferred, but may not have it while the gate is closed.
+/// The worker keeps what it deferred; but if it comes for it while the gate is shut, it waits with its siblings from then on.
 #[test]
 fn what_was_deferred_passes_the_gate_when_it_comes_back() {
     let (store, clock) = memory();
     let (worker, other) = (store.worker("w").unwrap(), store.worker("other").unwrap());
     let ids = gated(&store, "api", &[0, 0]);
     next(&worker, "q").defer(SECOND).unwrap();
-    store.gate("api").close_for(10 * SECOND).unwrap();
     clock.advance(SECOND);
-    none(&worker);
-    let Verdict::Waiting { what: Wait::Gate { name }, until } = worker.claim_id(ids[0]).unwrap() else { panic!() };
-    assert_eq!((name.as_str(), until), ("api", Some(after(&clock, 9 * SECOND))));
-    clock.advance(9 * SECOND);
     let claim = next(&worker, "q");
     assert_eq!((claim.id(), claim.how(), claim.crashes()), (ids[0], How::Resumed, 0));
     claim.defer(SECOND).unwrap();
-    // Its grace passes behind a closed gate: from then on it is anyone's, in its place.
-    store.gate("api").close_for(DEFERRAL_GRACE + SECOND).unwrap();
-    clock.advance(DEFERRAL_GRACE + SECOND);
+    store.gate("api").close_for(10 * SECOND).unwrap();
+    clock.advance(SECOND);
+    let Verdict::Waiting { what: Wait::Gate { name }, until } = worker.claim_id(ids[0]).unwrap() else { panic!() };
+    assert_eq!((name.as_str(), until), ("api", Some(after(&clock, 9 * SECOND))));
+    assert_eq!(row(&store, ids[0]).status, Status::Processing, "asking for it by id changes nothing");
+    none(&other);
+    assert_eq!(row(&store, ids[0]).status, Status::Processing, "it is not kept for the other");
+    none(&worker);
+    assert_eq!(row(&store, ids[0]).status, Status::Pending);
+    clock.advance(9 * SECOND);
     let claim = next(&other, "q");
-    assert_eq!((claim.id(), claim.how(), claim.crashes()), (ids[0], How::Claimed, 0));
+    assert_eq!((claim.id(), claim.how(), claim.attempts(), claim.crashes()), (ids[0], How::Claimed, 1, 0));
+    sound(&store);
+}
+
+/// A thousand of them once hid what came after, until their grace was over.
+#[test]
+fn what_was_deferred_behind_a_closed_gate_hides_nothing_and_costs_nothing_after() {
+    let (store, clock) = memory();
+    let worker = store.worker("w").unwrap();
+    gated(&store, "api", &[0; 2500]);
+    for claim in worker.claim_batch("q", 2500).unwrap() {
+        claim.defer(SECOND).unwrap();
+    }
+    let free = store.queue("q").enqueue("free").unwrap().id();
+    next(&worker, "q").defer(2 * SECOND).unwrap();
+    store.gate("api").close().unwrap();
+    clock.advance(2 * SECOND);
+    let claim = next(&worker, "q");
+    assert_eq!((claim.id(), claim.how()), (free, How::Resumed));
+    none(&worker);
+    assert!(store.retry_queue(None, 10).unwrap().is_empty(), "they are in their line");
     sound(&store);
 }
 

@@ -272,6 +272,25 @@ impl Model {
         Some((id, if same { How::Resumed } else { How::Recovered }))
     }
 
+    /// What a worker comes for and its gate does not let pass goes back to the gate's line.
+    fn give_up_own_gated(&mut self, queue: usize, label: usize) {
+        let mut due: Vec<_> = self.processing(queue, false).filter(|(_, row)| row.worker == Some(label)).collect();
+        due.sort_by_key(|(id, row)| (row.due, *id));
+        let due: Vec<i64> = due.into_iter().map(|(id, _)| id).collect();
+        for id in due {
+            let row = &self.rows[&id];
+            let put_off = row.gate.is_some() && row.kept <= self.wall;
+            if put_off || row.due.is_some_and(|due| due > self.wall) {
+                continue;
+            }
+            match self.judge(id, label) {
+                Say::Take(_) => return,
+                Say::Gate => drop(self.take_back(id)),
+                _ => {}
+            }
+        }
+    }
+
     fn take_back_all(&mut self, queue: usize, void: bool) {
         let back = self.processing(queue, void).filter(|(_, row)| void || row.kept <= self.wall);
         let back: Vec<i64> = back.map(|(id, _)| id).collect();
@@ -285,6 +304,7 @@ impl Model {
             let mut own = self.first_own(queue, label, true);
             if own.is_none() {
                 self.take_back_all(queue, true);
+                self.give_up_own_gated(queue, label);
                 own = self.first_own(queue, label, false);
             }
             if let Some((id, how)) = own {

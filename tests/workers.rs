@@ -558,6 +558,70 @@ fn a_handler_past_its_time_limit_is_told_and_keeps_its_message() {
     assert_eq!(store.stats().unwrap().queues[0].acked, 1);
 }
 
+/// A hook that panicked once ended the thread that extends the leases.
+#[test]
+fn a_hook_of_a_token_that_panics_costs_nobody_a_lease() {
+    let dir = Dir::new("token-hook");
+    let store = file_store(&dir);
+    let id = store.queue("mail").enqueue("x").unwrap().id();
+    let go_on = Signal::default();
+    let handler = {
+        let go_on = go_on.clone();
+        move |claim: &Claim| {
+            claim.cancel_token().on_set(|_| panic!("nobody listens"));
+            assert!(claim.cancel_token().wait(LONG));
+            go_on.wait();
+        }
+    };
+    let pool = Workers::builder().label("pool").concurrency(2).lease(200 * MS).time_limit(10 * MS);
+    let workers = pool.queue("mail", handler).start(&store).unwrap();
+    let other = store.worker("other").unwrap();
+    // Real time: several leases long.
+    for _ in 0..80 {
+        assert!(other.claim("mail").unwrap().is_none());
+        thread::sleep(10 * MS);
+    }
+    assert_eq!((row(&store, id).attempts, row(&store, id).crashes), (1, 0));
+    go_on.give();
+    eventually("it is acked", || store.stats().unwrap().queues[0].acked == 1);
+    assert!(workers.stop(LONG).interrupted.is_empty());
+}
+
+/// While the hooks of a message ran, the next one was held and nobody looked after it.
+#[test]
+fn what_is_claimed_while_hooks_run_keeps_its_lease_and_is_released_by_a_stop() {
+    let dir = Dir::new("finish-hook");
+    let store = file_store(&dir);
+    let ids = store.queue("mail").enqueue_all(["first", "second"]).unwrap();
+    let second = ids[1].id();
+    let (started, starts) = channel();
+    let (in_hook, hooks) = channel();
+    let go_on = Signal::default();
+    let hook = {
+        let go_on = go_on.clone();
+        move |_: &Claim, _: &relet::Finished| {
+            in_hook.send(()).unwrap();
+            go_on.wait();
+        }
+    };
+    let pool = Workers::builder().label("pool").lease(200 * MS).on_finish(hook);
+    let pool = pool.queue("mail", move |claim: &Claim| started.send(claim.id()).unwrap());
+    let workers = pool.start(&store).unwrap();
+    hear(&hooks);
+    let other = store.worker("other").unwrap();
+    // Real time: several leases long.
+    for _ in 0..80 {
+        assert!(other.claim("mail").unwrap().is_none());
+        thread::sleep(10 * MS);
+    }
+    assert!(workers.stop(Duration::ZERO).interrupted.is_empty(), "no handler ran");
+    let message = row(&store, second);
+    assert_eq!((message.status, message.attempts, message.crashes), (Status::Pending, 0, 0));
+    go_on.give();
+    assert_eq!(starts.iter().collect::<Vec<_>>(), [ids[0].id()], "the second one was never begun");
+    sound(&store);
+}
+
 /// The supervisor sleeps for up to a second when there is nothing to look after: whatever begins wakes it, where it must.
 #[test]
 fn a_handler_is_told_soon_after_its_time_is_over() {

@@ -246,6 +246,54 @@ fn a_pool_that_hangs_past_its_lease_loses_its_message_and_is_told_when_it_goes_o
     sound(&store);
 }
 
+/// A pool of more threads than messages, whose handler works until its parent says so.
+#[test]
+#[ignore = "a role that another test plays in a child process"]
+fn role_is_frozen() {
+    let Some(part) = part("role_is_frozen") else { return };
+    let store = open(part.path());
+    let (say, said) = channel();
+    let (end, ends) = channel::<()>();
+    let ends = std::sync::Mutex::new(ends);
+    let handler = move |claim: &Claim| {
+        say.send(format!("begins {}", claim.receipt())).unwrap();
+        let _ = ends.lock().unwrap().recv_timeout(LONG);
+    };
+    let pool = Workers::builder().label("frozen").concurrency(3).lease(200 * MS).queue("mail", handler);
+    let workers = pool.start(&store).unwrap();
+    while part.hear().is_some_and(|line| line == "go on") {
+        said.try_iter().for_each(|line| part.say(line));
+        part.say("goes on");
+    }
+    drop(end);
+    assert!(workers.stop(LONG).interrupted.is_empty());
+    said.try_iter().for_each(|line| part.say(line));
+}
+
+/// A frozen container, a debugger: the idle threads of a pool once took from the others what those had in hand.
+#[test]
+fn a_pool_that_was_frozen_for_longer_than_its_lease_goes_on_with_what_it_had() {
+    let dir = Dir::new("frozen");
+    let path = dir.join("store.db");
+    let store = open(&path);
+    let id = store.queue("mail").enqueue("x").unwrap().id();
+    let mut child = Child::start("role_is_frozen", &[arg(&path)]);
+    eventually("it is begun", || store.show(id).unwrap().is_some_and(|message| message.attempts == 1));
+    for _ in 0..5 {
+        stop_outside_of_a_transaction(&child, &path);
+        // Real time: its lease is to run out.
+        std::thread::sleep(400 * MS);
+        child.go_on();
+        std::thread::sleep(100 * MS);
+    }
+    child.say("go on");
+    child.expect(&format!("begins {id}.1"));
+    child.expect("goes on");
+    assert_eq!(child.finish(), Vec::<String>::new(), "it was begun once");
+    assert_eq!(store.stats().unwrap().queues[0].acked, 1);
+    sound(&store);
+}
+
 /// A pool whose handler runs a command that outlives it: it says its process id.
 #[test]
 #[ignore = "a role that another test plays in a child process"]

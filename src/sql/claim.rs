@@ -231,13 +231,13 @@ pub(crate) fn claim_next(tx: &mut Tx<'_>, queue: &str, who: &Who, wanted: usize)
         // Void claims first, or a worker's own deferred message would pass a gate beside one of them.
         let mut own = None;
         if look.void {
-            own = if look.paused { None } else { own_void(tx, look.queue, who)? };
+            own = if look.paused { None } else { own_void(tx, look.queue, who, &mut cleared)? };
             if own.is_none() {
                 cleared += take_back_void(tx, look.queue)?;
             }
         }
         if look.deferred && own.is_none() {
-            own = if look.paused { None } else { own_deferred(tx, look.queue, who)? };
+            own = if look.paused { None } else { own_deferred(tx, look.queue, who, &mut cleared)? };
             if own.is_none() {
                 cleared += take_back_abandoned(tx, look.queue)?;
             }
@@ -348,7 +348,10 @@ impl Look {
         }
         let one_line = !self.routed && !self.gated && self.ageing_ms.is_none();
         if one_line && who.routes.contains(Route::Pending) {
-            return Record::load_ready(tx.conn, self.queue, Route::Pending, who.crashed, limit.min(READY_MAX));
+            let ready = Record::load_ready(tx.conn, self.queue, Route::Pending, limit.min(READY_MAX))?;
+            if who.crashed || ready.iter().all(|(record, _)| record.crashes == 0) {
+                return Ok(ready);
+            }
         }
         let mut lines: Vec<Line> =
             Route::ALL.into_iter().map(|route| Line { queue: self.queue, gate: None, route }).collect();
@@ -380,26 +383,31 @@ impl Look {
 type Own = Option<(Record, Vec<u8>, How)>;
 
 /// The worker's own void claim.
-fn own_void(tx: &Tx<'_>, queue: i64, who: &Who) -> Result<Own> {
+fn own_void(tx: &mut Tx<'_>, queue: i64, who: &Who, cleared: &mut usize) -> Result<Own> {
     const SQL: &str = "SELECT id FROM main.relet_messages INDEXED BY relet_leases
                         WHERE queue = ?1 AND lease_until IS NOT NULL AND lease_until <= ?2 AND worker_id = ?3
                         ORDER BY lease_until, id LIMIT ?4";
-    first_own(tx, who, |limit| ids(tx, SQL, params![queue, tx.now.awake, &*who.label, limit]))
+    first_own(tx, who, cleared, |tx, limit| ids(tx, SQL, params![queue, tx.now.awake, &*who.label, limit]))
 }
 
 /// The worker's own deferred message that is due.
-fn own_deferred(tx: &Tx<'_>, queue: i64, who: &Who) -> Result<Own> {
+fn own_deferred(tx: &mut Tx<'_>, queue: i64, who: &Who, cleared: &mut usize) -> Result<Own> {
     const SQL: &str = "SELECT message FROM main.relet_retry_queue INDEXED BY relet_retry_kept
                         WHERE queue = ?1 AND worker_id = ?3 AND worker_id IS NOT NULL AND due_at <= ?2
                         ORDER BY due_at, message LIMIT ?4";
-    first_own(tx, who, |limit| ids(tx, SQL, params![queue, tx.now.wall, &*who.label, limit]))
+    first_own(tx, who, cleared, |tx, limit| ids(tx, SQL, params![queue, tx.now.wall, &*who.label, limit]))
 }
 
 /// The first of its own that the worker may have now.
-fn first_own(tx: &Tx<'_>, who: &Who, find: impl Fn(i64) -> Result<Vec<i64>>) -> Result<Own> {
+fn first_own(
+    tx: &mut Tx<'_>,
+    who: &Who,
+    cleared: &mut usize,
+    find: impl Fn(&Tx<'_>, i64) -> Result<Vec<i64>>,
+) -> Result<Own> {
     // More than one only where the first is not for it: of a route that it leaves alone, say.
     for limit in [1, STEP_MAX as i64] {
-        let found = find(limit)?;
+        let found = find(tx, limit)?;
         for id in &found {
             let Some(record) = Record::load(tx.conn, *id)? else { continue };
             let crashed = record.crashes > 0 || record.is_held();
@@ -410,8 +418,14 @@ fn first_own(tx: &Tx<'_>, who: &Who, find: impl Fn(i64) -> Result<Vec<i64>>) -> 
             if of_its_line || (crashed && !who.crashed) {
                 continue;
             }
-            if let Ok(how) = judge(tx.conn, tx.now, &record, who)? {
-                return Ok(Record::load_whole(tx.conn, *id)?.map(|(record, payload)| (record, payload, how)));
+            match judge(tx.conn, tx.now, &record, who)? {
+                Ok(how) => return Ok(Record::load_whole(tx.conn, *id)?.map(|(record, payload)| (record, payload, how))),
+                // It waits with its siblings: kept here, a thousand of them would hide what comes after.
+                Err(Obstacle::Gate { .. }) if !record.is_held() => {
+                    take_back(tx, &record)?;
+                    *cleared += 1;
+                }
+                Err(_) => {}
             }
         }
         if found.is_empty() {

@@ -23,12 +23,17 @@ pub(crate) struct Head {
     pub(crate) priority: i32,
     /// Since when it could have been handed out.
     pub(crate) since: i64,
+    enqueued_at: i64,
 }
 
+/// Crashed messages that are stepped over in a line at most. What comes behind so many waits for them: they are older.
+const CRASHED_MAX: i64 = 1000;
+
 impl Head {
-    /// What is handed out first has the smallest: by priority, to which each `ageing_ms` of waiting adds one, then by id.
+    /// What is handed out first has the smallest: by priority, to which each `ageing_ms` since its enqueueing adds one, then by
+    /// id. (Since its enqueueing, so that the lowest id of a priority is the one that has aged most, also after a retry.)
     pub(crate) fn order(&self, ageing_ms: Option<i64>, now: i64) -> impl Ord + use<> {
-        let age = ageing_ms.map_or(0, |step| now.saturating_sub(self.since).max(0) / step);
+        let age = ageing_ms.map_or(0, |step| now.saturating_sub(self.enqueued_at).max(0) / step);
         (Reverse(i64::from(self.priority).saturating_add(age)), self.id)
     }
 }
@@ -65,27 +70,32 @@ pub(crate) fn gated(conn: &Connection, queue: i64) -> Result<Vec<Line>> {
 }
 
 /// The first message of a line; with `below`, the first of a lower priority than that; without `crashed`, the first that has
-/// not crashed yet.
+/// not crashed yet, among the first [`CRASHED_MAX`].
 pub(crate) fn head(conn: &Connection, line: Line, below: Option<i32>, crashed: bool) -> Result<Option<Head>> {
-    const FREE: &str =
-        "SELECT id, priority, ifnull(due_at, enqueued_at) FROM main.relet_messages INDEXED BY relet_ready
-                         WHERE queue = ?1 AND status = ?2 AND priority < ?3 AND (?4 OR crashes = 0)
+    const FREE: &str = "SELECT id, priority, ifnull(due_at, enqueued_at), enqueued_at, crashes
+                          FROM main.relet_messages INDEXED BY relet_ready
+                         WHERE queue = ?1 AND status = ?2 AND priority < ?3
                            AND worker_id IS NULL AND waits_for IS NULL AND finished_at IS NULL AND gate IS NULL
-                         ORDER BY priority DESC, id LIMIT 1";
-    const GATED: &str =
-        "SELECT id, priority, ifnull(due_at, enqueued_at) FROM main.relet_messages INDEXED BY relet_gated
-                          WHERE queue = ?1 AND status = ?2 AND priority < ?3 AND (?4 OR crashes = 0) AND gate = ?5
+                         ORDER BY priority DESC, id LIMIT ?4";
+    const GATED: &str = "SELECT id, priority, ifnull(due_at, enqueued_at), enqueued_at, crashes
+                           FROM main.relet_messages INDEXED BY relet_gated
+                          WHERE queue = ?1 AND status = ?2 AND priority < ?3 AND gate = ?5
                             AND gate IS NOT NULL AND worker_id IS NULL AND waits_for IS NULL AND finished_at IS NULL
-                          ORDER BY priority DESC, id LIMIT 1";
+                          ORDER BY priority DESC, id LIMIT ?4";
     let below = below.unwrap_or(i32::MAX);
-    let read = |row: &rusqlite::Row<'_>| Ok(Head { id: row.get(0)?, priority: row.get(1)?, since: row.get(2)? });
-    let head = match line.gate {
-        None => conn.prepare_cached(FREE)?.query_row(params![line.queue, line.route, below, crashed], read),
-        Some(gate) => {
-            conn.prepare_cached(GATED)?.query_row(params![line.queue, line.route, below, crashed, gate], read)
-        }
+    let limit = if crashed { 1 } else { CRASHED_MAX };
+    let mut statement = conn.prepare_cached(if line.gate.is_some() { GATED } else { FREE })?;
+    let mut rows = match line.gate {
+        Some(gate) => statement.query(params![line.queue, line.route, below, limit, gate])?,
+        None => statement.query(params![line.queue, line.route, below, limit])?,
     };
-    Ok(head.optional()?)
+    while let Some(row) = rows.next()? {
+        if crashed || row.get::<_, i64>(4)? == 0 {
+            let [id, since, enqueued_at] = [row.get(0)?, row.get(2)?, row.get(3)?];
+            return Ok(Some(Head { id, priority: row.get(1)?, since, enqueued_at }));
+        }
+    }
+    Ok(None)
 }
 
 /// The first message of each priority that is in use in a line.

@@ -219,23 +219,20 @@ impl Record {
         found.map(|found| Record::whole(conn, found)).transpose()
     }
 
-    /// The first messages, up to `limit`, of those that are ready on this route and pass no gate; without `crashed`, of those
-    /// that have not crashed yet.
+    /// The first messages, up to `limit`, of those that are ready on this route and pass no gate.
     pub(crate) fn load_ready(
         conn: &Connection,
         queue: i64,
         route: Route,
-        crashed: bool,
         limit: usize,
     ) -> Result<Vec<(Record, Vec<u8>)>> {
         const SQL: &str = select_record!(
             "INDEXED BY relet_ready WHERE m.queue = ?1 AND m.status = ?2
                 AND m.worker_id IS NULL AND m.waits_for IS NULL AND m.finished_at IS NULL AND m.gate IS NULL
-                AND (?4 OR m.crashes = 0)
               ORDER BY m.priority DESC, m.id LIMIT ?3"
         );
         let mut statement = conn.prepare_cached(SQL)?;
-        let found = statement.query_map(params![queue, route, limit as i64, crashed], Record::read_whole)?;
+        let found = statement.query_map(params![queue, route, limit as i64], Record::read_whole)?;
         found.map(|found| Record::whole(conn, found?)).collect()
     }
 
