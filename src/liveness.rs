@@ -110,17 +110,22 @@ impl Liveness {
         due
     }
 
-    /// Registers a new incarnation of a label and takes its lock. What an earlier one still holds is void from then on.
+    /// Registers a new incarnation of a label and takes its lock. What an earlier one still holds is void from then on; unless it
+    /// cannot be known whether that lives, then its leases decide.
     pub(crate) fn start(&self, tx: &mut Tx<'_>, label: &str) -> Result<(i64, Option<Lock>)> {
         self.sweep(tx)?;
         self.bury_dead(tx)?; // and strikes off what has ended
-        if let Some(row) = workers::find(tx.conn, label)? {
-            if self.probe(&row) == Probe::Alive {
+        let earlier = workers::find(tx.conn, label)?;
+        let probe = earlier.as_ref().map(|row| self.probe(row));
+        if let Some(row) = earlier {
+            if probe == Some(Probe::Alive) {
                 return Err(Error::LabelTaken { label: row.label, pid: row.pid, started_at: row.started_at });
             }
             workers::strike(tx, label, row.incarnation)?;
         }
-        workers::void(tx, label)?;
+        if probe != Some(Probe::Unknown) {
+            workers::void(tx, label)?;
+        }
         let lock = self.folder.as_deref().map(lock).transpose()?;
         let name = lock.as_ref().and_then(|lock| lock.path.file_name()?.to_str().map(str::to_owned));
         let incarnation = meta::get::<i64>(tx.conn, "incarnation")?.unwrap_or(0) + 1;
@@ -192,7 +197,14 @@ fn lock(folder: &Path) -> Result<Lock> {
     })();
     match taken {
         Ok(file) => Ok(Lock { path, file }),
-        Err(error) => Err(Error::Open { path, detail: format!("the worker's lock cannot be taken: {error}") }),
+        Err(error) => Err(Error::Open {
+            path,
+            detail: format!(
+                "the worker's lock cannot be taken: {error}; {} must be a folder that can be written: move away what else \
+                 lies there, or allow writing",
+                folder.display()
+            ),
+        }),
     }
 }
 
