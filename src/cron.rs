@@ -119,8 +119,14 @@ fn second_of(ms: i64) -> Option<Timestamp> {
     Timestamp::from_second(ms.div_euclid(1000)).ok()
 }
 
+/// In words of our own where croner's are about years, which are not to be had here.
 fn problem(error: &CronError) -> String {
-    error.to_string().trim_end_matches('.').into()
+    let text = match error {
+        CronError::InvalidPattern(_) => "it needs 5 fields, or 6 with the seconds first, or a name such as @daily",
+        CronError::IllegalCharacters(text) | CronError::ComponentError(text) => text,
+        other => return other.to_string(),
+    };
+    text.trim_start_matches("CronPattern contains ").trim_end_matches('.').into()
 }
 
 /// What a clock on the wall shows, for croner to search.

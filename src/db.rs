@@ -387,7 +387,9 @@ pub(crate) fn open_read_only(path: &Path, options: &Options) -> Result<Readers> 
     let refuse = |detail: String| Error::Open { path: path.to_owned(), detail };
     match check_version(&conn) {
         Ok(Some(_)) => readers(path, options),
-        Ok(None) => Err(refuse("it is a database, but no relet store; open it for writing once".into())),
+        Ok(None) => Err(refuse(
+            "it is no relet store yet; opened for writing it becomes one (`relet enqueue` does that)".into(),
+        )),
         Err(Error::Sqlite(error))
             if matches!(error.sqlite_error_code(), Some(ErrorCode::CannotOpen | ErrorCode::ReadOnly)) =>
         {

@@ -30,7 +30,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum Error {
     /// Another process held the write lock for the whole busy wait. Call again, or raise `Options::busy_wait`.
     #[error(
-        "the store is busy: another process held its write lock for {waited:?}; call again, or raise the busy wait"
+        "the store is busy: another process held its write lock for {:?}; call again, or raise the busy wait",
+        Duration::from_millis(.waited.as_millis() as u64)
     )]
     Busy {
         /// How long this call waited.
@@ -190,9 +191,10 @@ pub enum Error {
         /// The worker's label.
         label: String,
     },
-    /// A worker with this label is running already, in this or another process. Choose another label, or stop that one.
+    /// A worker with this label is running already, in this or another process, or a command that it has shared its lock with.
+    /// Choose another label, or stop that one.
     #[error(
-        "label {label:?} belongs to a running worker (process {pid}, started at {started_at}); stop it or choose another label"
+        "label {label:?} belongs to a running worker (process {pid}, started at {started_at}) or to a command that it has started; stop it or choose another label"
     )]
     LabelTaken {
         /// The label.
@@ -246,7 +248,7 @@ pub enum Error {
     },
     /// A cron pattern cannot be read, or never comes.
     #[error(
-        "cron pattern {pattern:?} cannot be used: {problem}; write `minute hour day-of-month month day-of-week`, such as \"0 3 * * *\""
+        "cron pattern {pattern:?} cannot be used: {problem}; write `minute hour day-of-month month day-of-week` (with seconds, those first), such as \"0 3 * * *\""
     )]
     CronPattern {
         /// The pattern as given.

@@ -109,7 +109,7 @@ pub enum CatchUp {
 }
 
 /// A schedule at one moment.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct ScheduleView {
     /// Its name.
@@ -126,6 +126,24 @@ pub struct ScheduleView {
     pub last_at: Option<i64>,
     /// The payload of its messages.
     pub payload: Vec<u8>,
+    /// The priority of its messages.
+    pub priority: i32,
+    /// Their route.
+    pub route: Route,
+    /// Their key: while a live message has it, a tick stores none.
+    pub key: Option<String>,
+    /// Their group.
+    pub group: Option<String>,
+    /// Their gate; `None`: the queue's, or none.
+    pub gate: Option<String>,
+    /// How long after it was enqueued a message becomes a dead letter, if it has not been handed out by then.
+    pub ttl: Option<Duration>,
+    /// How often a message is tried; `None`: what the queue or the store says.
+    pub max_attempts: Option<u32>,
+    /// How often it may be deferred; `None`: what the store says.
+    pub max_deferrals: Option<u32>,
+    /// How failed messages back off; `None`: what the queue or the store says.
+    pub retry: Option<Retry>,
 }
 
 /// What came of running the schedules.
@@ -215,8 +233,9 @@ impl CatchUp {
 }
 
 impl ScheduleView {
-    fn of(row: ScheduleRow) -> ScheduleView {
-        ScheduleView {
+    fn of(row: ScheduleRow) -> Result<ScheduleView> {
+        let said: Said = serde_json::from_str(&row.options)?;
+        Ok(ScheduleView {
             when: When::of(&row),
             name: row.name,
             queue: row.queue,
@@ -224,7 +243,16 @@ impl ScheduleView {
             next_at: row.place.next_at,
             last_at: row.place.last_at,
             payload: row.payload,
-        }
+            priority: said.priority,
+            route: said.route,
+            key: said.key,
+            group: said.group,
+            gate: said.gate,
+            ttl: said.ttl,
+            max_attempts: said.max_attempts,
+            max_deferrals: said.max_deferrals,
+            retry: said.retry,
+        })
     }
 }
 
@@ -299,7 +327,7 @@ impl Schedule {
             }
             Ok(row)
         })?;
-        Ok(ScheduleView::of(row))
+        ScheduleView::of(row)
     }
 
     /// Removes the schedule. Messages that it has enqueued stay. Returns whether there was one.
@@ -324,7 +352,7 @@ impl Store {
     /// As [`Store::stats`].
     pub fn schedules(&self) -> Result<Vec<ScheduleView>> {
         let rows = self.read(|conn, _| schedules::all(conn))?;
-        Ok(rows.into_iter().map(ScheduleView::of).collect())
+        rows.into_iter().map(ScheduleView::of).collect()
     }
 
     /// Enqueues what the schedules have due, each in a commit of its own, and says how long it is until the next tick. A pool of

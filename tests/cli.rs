@@ -310,9 +310,12 @@ fn a_database_of_something_else_is_left_alone() {
     Connection::open(place.db()).unwrap().execute_batch("CREATE TABLE app (id INTEGER); VACUUM").unwrap();
     let before = std::fs::read(place.db()).unwrap();
     for line in ["stats", "ack 1.1", "claim mail -w w", "prune", "cancel 1"] {
-        assert!(place.fails(line, 1).err.contains("no relet store"), "{line}");
+        assert!(place.fails(line, 1).err.contains("no relet store yet"), "{line}");
     }
     assert_eq!(std::fs::read(place.db()).unwrap(), before);
+    std::fs::write(place.path("empty"), "").unwrap();
+    let ran = run(relet(["stats".as_ref(), "-d".as_ref(), place.path("empty").as_os_str()]), b"");
+    assert!(ran.code == 1 && ran.err.contains("`relet enqueue` does that"), "{}", ran.err);
     assert_eq!(run(relet(["stats", "-d", "."]), b"").code, 1);
     std::fs::write(place.path("text"), "this is no database, however long one looks at it. ".repeat(100)).unwrap();
     let mut command = relet(["list", "-d"]);
@@ -802,6 +805,20 @@ fn the_doctor_finds_what_is_wrong() {
 }
 
 #[test]
+fn what_passes_by_itself_needs_no_backup() {
+    let place = Place::new();
+    place.ok("enqueue mail x");
+    let conn = Connection::open(place.db()).unwrap();
+    conn.execute_batch("UPDATE relet_messages SET enqueued_at = enqueued_at + 172800000").unwrap();
+    let ran = place.fails("doctor", 5);
+    assert!(ran.text().contains("by a clock that was ahead"), "{}", ran.text());
+    assert!(ran.err.contains("1 finding; nothing needs to be done"), "{}", ran.err);
+    conn.execute_batch("UPDATE relet_queues SET pending = 7").unwrap();
+    let ran = place.fails("doctor", 5);
+    assert!(ran.err.contains("2 findings; ") && ran.err.contains("restore a backup"), "{}", ran.err);
+}
+
+#[test]
 fn a_store_that_another_keeps_locked_is_busy() {
     let place = Place::new();
     place.ok("enqueue mail x");
@@ -809,7 +826,9 @@ fn a_store_that_another_keeps_locked_is_busy() {
     conn.execute_batch("BEGIN IMMEDIATE").unwrap();
     for line in ["enqueue mail y", "claim mail -w w", "ack 1.1"] {
         let ran = place.fails(&format!("{line} --busy-wait 20ms"), 75);
-        assert!(ran.err.contains("busy"), "{}", ran.err);
+        let (_, waited) = ran.err.split_once("busy: another process held its write lock for ").expect(&ran.err);
+        let (waited, _) = waited.split_once("ms;").expect(&ran.err);
+        assert!(waited.parse::<u32>().is_ok_and(|ms| ms >= 20), "whole ms: {}", ran.err);
     }
     assert_eq!(place.run_with(["enqueue", "mail", "--lines", "--busy-wait", "20ms"], b"y\n").code, 75);
     place.ok("list");
@@ -963,6 +982,9 @@ fn completions_and_manual_name_every_command() {
         assert!(bash.text().contains(command) && help.text().contains(command), "{command}");
         assert_eq!(run(relet([command, "--help"]), b"").code, 0);
     }
+    let usage = "[OPTIONS] <QUEUE>... -- <COMMAND>...";
+    assert!(run(relet(["work", "--help"]), b"").text().contains(&format!("relet work {usage}")));
+    assert!(man.text().replace('\\', "").contains(&format!("relet workfR {usage}")));
     for shell in ["zsh", "fish", "elvish", "powershell"] {
         assert!(!run(relet(["completions", shell]), b"").out.is_empty());
     }
@@ -982,6 +1004,10 @@ fn the_demo_shows_the_failure_and_its_cure() {
     assert!(number(0, "stuck") > 0 && number(0, "done") + number(0, "stuck") == 40 && number(0, "reclaimed") == 0);
     assert_eq!((number(1, "done"), number(1, "stuck"), number(1, "dead")), (40, 0, 0));
     assert!(number(1, "deferred") > 0 && number(1, "reclaimed") == number(1, "deferred"));
+    assert!((1..=number(1, "deferred")).contains(&number(1, "gate_closed")));
+    for name in ["gate_closed", "taken_over", "taken_over_ms"] {
+        assert!(rows[0][name].is_null() && rows[1][name].is_u64(), "{name}");
+    }
     assert_eq!(place.files(), Vec::<OsString>::new());
 }
 

@@ -47,7 +47,9 @@ fn a_schedule_is_stored_and_listed_as_it_was_set() {
     assert_eq!(
         beat,
         json!({"schedule": "beat", "queue": "beats", "every_ms": 5_400_000, "cron": null, "time_zone": null,
-            "catch_up": 5, "next_at": next, "last_at": null, "payload": "tick"})
+            "catch_up": 5, "next_at": next, "last_at": null, "priority": 3, "route": "pending", "key": "k",
+            "group": null, "gate": "api", "ttl_ms": null, "max_attempts": null, "max_deferrals": null, "retry": null,
+            "payload": "tick"})
     );
     let nightly = schedule(&place, "nightly");
     let of = |name: &str| nightly[name].clone();
@@ -62,7 +64,8 @@ fn a_schedule_is_stored_and_listed_as_it_was_set() {
     let table = place.ok("schedule list").text().to_owned();
     let rows: Vec<&str> = table.lines().collect();
     assert!(rows[0].starts_with("SCHEDULE") && rows.len() == 4, "{table}");
-    assert!(rows[2].contains("0 3 * * MON-FRI in Europe/Berlin"), "{table}");
+    assert!(rows[1].ends_with("priority 3, key k, gate api"), "{table}");
+    assert!(rows[2].contains("0 3 * * MON-FRI in Europe/Berlin") && rows[2].ends_with(" -"), "{table}");
 
     // Set again, it ticks when it would have.
     let again = place.ok("schedule add beat beats other --every 1h30m --json").json().remove(0);
@@ -199,7 +202,12 @@ fn a_wrong_schedule_is_refused() {
         (&["n", "q", "--every", "1s", "--cron", "* * * * *"], "cannot be used with"),
         (&["n", "q", "--every", "1s", "--tz", "UTC"], "--tz"),
         (&["n", "q", "--cron", "* * * * *"], "--tz"),
-        (&["n", "q", "--cron", "* * * *", "--tz", "UTC"], "cron pattern \"* * * *\" cannot be used"),
+        (
+            &["n", "q", "--cron", "* * * *", "--tz", "UTC"],
+            "cron pattern \"* * * *\" cannot be used: it needs 5 fields, or 6",
+        ),
+        (&["n", "q", "--cron", "0 0 0 1 1 * 2030", "--tz", "UTC"], "cannot be used: it needs 5 fields, or 6"),
+        (&["n", "q", "--cron", "0 0 * * FOO", "--tz", "UTC"], "cannot be used: illegal character 'F' in part 'FOO'"),
         (&["n", "q", "--cron", "0 0 30 2 *", "--tz", "UTC"], "it never comes"),
         (&["n", "q", "--cron", "* * * * *", "--tz", "Mars/Base"], "time zone \"Mars/Base\" is not known"),
         (&["n", "q", "--every", "1s", "--catch-up", "some"], "none of skip, one"),
@@ -235,6 +243,7 @@ fn the_metrics_are_prometheus_text() {
         assert!(ran.text().lines().any(|row| row == line), "{line}: {}", ran.text());
     }
     assert!(ran.text().ends_with('\n') && ran.err.is_empty());
+    assert!(place.fails("metrics --json", 2).err.contains("stats --json"));
     // Looking makes and changes nothing.
     let before = place.files();
     let mut command = place.command(["metrics"]);

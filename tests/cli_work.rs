@@ -160,6 +160,50 @@ fn the_exit_code_is_the_outcome() {
 }
 
 #[test]
+fn a_message_that_its_command_has_settled_itself_is_told_as_it_is() {
+    for json in ["", "--json"] {
+        let place = Place::new();
+        std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_relet"), place.path("relet")).unwrap();
+        enqueue(&place, ["defer $RELET_RECEIPT --for 1h", "reject $RELET_RECEIPT --error e", "ack $RELET_RECEIPT"]);
+        let ran = drain(&place, &format!("mail {json}"), r#"eval "$0/relet $(cat)" >&2; exit $((RELET_ID % 2 * 3))"#);
+        place.ok("retry-queue");
+        assert_eq!(place.show(1)["deferrals"], 1);
+        if json.is_empty() {
+            for (id, now) in [(1, "it is processing"), (2, "it is dead"), (3, "it is gone")] {
+                let line = ran.err.lines().find(|line| line.starts_with(&format!("relet: message {id} of"))).unwrap();
+                assert!(
+                    line.contains(" settled by its command after ") && line.ends_with(&format!(", {now}")),
+                    "{line}"
+                );
+            }
+            continue;
+        }
+        let rows: Vec<_> = ran.json().into_iter().map(|row| (row["outcome"].clone(), row["status"].clone())).collect();
+        let settled = |status: Value| (json!("settled"), status);
+        assert_eq!(rows, [settled(json!("processing")), settled(json!("dead")), settled(Value::Null)]);
+        assert!(ran.json().iter().all(|row| row.get("error").is_none()));
+    }
+}
+
+#[test]
+fn a_message_that_becomes_a_dead_letter_is_told_so() {
+    let place = Place::new();
+    place.ok("enqueue mail 3 --max-attempts 1");
+    place.ok("enqueue mail 3");
+    place.ok("enqueue mail 65");
+    place.ok("enqueue mail 75 --max-deferrals 1");
+    let ran = drain(&place, "mail --defer-for 0s", "exit $(cat)");
+    let is_told: Vec<bool> = (1..=4)
+        .map(|id| {
+            let line = ran.err.lines().rfind(|line| line.starts_with(&format!("relet: message {id} of"))).unwrap();
+            line.ends_with(", it is a dead letter now")
+        })
+        .collect();
+    assert_eq!(is_told, [true, false, true, true], "{}", ran.err);
+    assert_eq!(place.store().stats().unwrap().queues[0].count(Status::Dead), 3);
+}
+
+#[test]
 fn what_it_says_on_stderr_is_the_error() {
     let place = Place::new();
     enqueue(&place, ["echo one >&2; echo two >&2; exit 3", "echo bad >&2; exit 65", "echo dying >&2; kill -KILL $$"]);
@@ -525,6 +569,7 @@ fn a_wrong_command_line_is_refused() {
     for (options, text) in [
         ("mail mail", "queue \"mail\" is named twice"),
         ("mail --weight orders=2", "queue \"orders\", which is not worked on"),
+        ("mail --weight mail=1 --weight mail=2", "--weight names queue \"mail\" twice"),
         ("mail --weight mail", "write it as QUEUE=3"),
         ("mail --weight mail=0", "weight 0 is out of range"),
         ("mail -j 0", "0 is not in 1..=1024"),
@@ -533,7 +578,8 @@ fn a_wrong_command_line_is_refused() {
         ("mail --limit soon", "soon"),
         ("", "<QUEUE>"),
     ] {
-        let ran = run(work(&place, options, "true"), b"");
+        // What is not refused ends all the same.
+        let ran = run(work(&place, &format!("{options} --drain"), "true"), b"");
         assert_eq!(ran.code, 2, "{options}: {}", ran.err);
         assert!(ran.err.contains(text), "{options}: {}", ran.err);
     }
@@ -546,6 +592,27 @@ fn a_wrong_command_line_is_refused() {
 }
 
 #[test]
+fn a_queue_that_is_not_there_yet_is_named_once() {
+    let place = Place::new();
+    enqueue(&place, ["a"]);
+    let ran = drain(&place, "mial mail orders", "true");
+    for (queue, times) in [("mial", 1), ("mail", 0), ("orders", 1)] {
+        assert_eq!(ran.err.matches(&format!("queue {queue:?} is a new one")).count(), times, "{queue}: {}", ran.err);
+    }
+}
+
+#[test]
+fn where_no_lock_can_be_made_the_way_out_is_named() {
+    let place = Place::new();
+    enqueue(&place, ["a"]);
+    std::fs::write(place.path("queue.db-relet-workers"), "").unwrap();
+    let ran = run(work(&place, "mail", "true"), b"");
+    assert_eq!(ran.code, 1);
+    assert!(ran.err.contains("queue.db-relet-workers must be a folder that can be written"), "{}", ran.err);
+    is_back(&place, 1);
+}
+
+#[test]
 fn a_label_that_is_taken_is_refused() {
     let place = Place::new();
     enqueue(&place, ["a"]);
@@ -554,6 +621,11 @@ fn a_label_that_is_taken_is_refused() {
     let ran = run(work(&place, "mail -w mine", "true"), b"");
     assert_eq!(ran.code, 4);
     assert!(ran.err.contains("label \"mine\" belongs to a running worker"), "{}", ran.err);
+    assert!(
+        ran.err.contains("started at 2") && ran.err.contains("Z) or to a command that it has started"),
+        "{}",
+        ran.err
+    );
 }
 
 /// Each command counts the threads of relet, and its children that nobody has waited for.

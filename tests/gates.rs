@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use common::{DAY, HOUR, MS, SECOND, memory, memory_with, next, raw, row, sound};
 use relet::{
-    Claim, Clock, DEFERRAL_GRACE, Durability, Error, GateLimits, GateView, How, Message, MessageId, QueueDefaults,
-    Retry, Route, Settled, Status, Store, Verdict, Wait, Why, Worker,
+    Claim, Clock, Durability, Error, GateLimits, GateView, How, Message, MessageId, QueueDefaults, Retry, Route,
+    Settled, Status, Store, Verdict, Wait, Why, Worker,
 };
 use support::{Child, Dir, part, plain};
 

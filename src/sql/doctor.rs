@@ -108,7 +108,7 @@ fn payloads(conn: &Connection) -> Result<Vec<String>> {
 /// Instants that only a clock which was far ahead can have written: a day and more from now.
 fn future(conn: &Connection, now: Now) -> Result<Vec<String>> {
     const SQL: &str =
-        "SELECT 'message ' || id || ' was written by a clock that was ahead: its instants lie in the future'
+        "SELECT 'message ' || id || ' was written by a clock that was ahead: its instants lie in the future; this passes when the clock gets there'
                          FROM main.relet_messages
                         WHERE max(enqueued_at, ifnull(claimed_at, 0), ifnull(finished_at, 0)) > ?1";
     let mut statement = conn.prepare(SQL)?;

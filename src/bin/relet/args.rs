@@ -33,8 +33,8 @@ EXIT CODES:
   0   done (also: no stuck message, nothing found wrong, an empty list)
   1   failed
   2   the command line is wrong
-  3   nothing there: nothing to claim, no such message, queue or store
-  4   the claim was lost, or the message is held
+  3   nothing there: nothing to claim, no such message, queue, gate, schedule or store
+  4   the claim was lost, the message is held, or the worker's label is taken
   5   stuck or doctor found something
   75  busy: another process kept the store locked for the whole --busy-wait
   130 demo was told to stop; work was told to stop at once
@@ -112,17 +112,22 @@ pub(crate) enum Command {
     /// Its exit code is the outcome: 0 acks; 65 (EX_DATAERR) rejects; 75 (EX_TEMPFAIL) defers for --defer-for, and closes
     /// the message's gate for as long, if it has one; any other fails, with the last lines of stderr as the error. Killed
     /// by a signal is failed, too. If it cannot be started at all, the message is released, and the work ends with 1.
+    /// A command may also settle its message itself, by RELET_RECEIPT, as the last thing that it does; its exit code counts
+    /// for nothing then. When its message is cancelled it gets SIGTERM at the next heartbeat: after a third of the lease at most.
     ///
     /// Its stdout and stderr are passed on. With -j 2 and more, in whole lines (of up to 64 KiB); with --json, stdout
     /// holds an object for each finished message, and what the commands write to it goes to stderr. A reader of stdout
     /// that goes away does not end the work. When a command has ended, what it has left running is no longer listened to.
+    /// But it keeps the worker's label, and after a crash of this process all claims of the worker until their leases end.
     ///
     /// The first SIGINT, SIGTERM or SIGHUP stops: no message is begun, commands that run get SIGTERM, and SIGKILL after
     /// --grace. One that exits with 0, 65 or 75 all the same is taken at its word; any other message is released, and its
     /// attempt given back. The exit code is 0 then. A second signal kills the commands at once, and the exit code is 130.
-    /// Commands run in process groups of their own, so that ^C at the terminal reaches them by this way only.
+    /// Commands run in process groups of their own, so that ^C at the terminal reaches them by this way only. SIGHUP stops
+    /// under nohup, too: start it with setsid where it is to outlive the terminal.
     ///
     /// The store's schedules are run as well.
+    #[command(override_usage = "relet work [OPTIONS] <QUEUE>... -- <COMMAND>...")]
     Work(Work),
     /// Settle: the work is done. The message is deleted, or kept for --retention.
     ///
@@ -257,7 +262,8 @@ pub(crate) enum Command {
     /// Look after schedules: named recurring enqueues.
     #[command(subcommand)]
     Schedule(Schedule),
-    /// Print counters, ages and sizes as Prometheus text. As objects they are printed by `stats --json` and `gate list --json`.
+    /// Print counters, ages and sizes as Prometheus text. As objects they are printed by `stats --json` and `gate list --json`;
+    /// with --json this is refused.
     Metrics,
     /// Check the file and every promise of its tables. Exits with 5 if something is wrong.
     Doctor,
@@ -512,7 +518,7 @@ pub(crate) enum Gate {
         /// The gate.
         #[arg(value_name = "GATE")]
         name: String,
-        /// It opens by itself after this long; later where it is closed for longer already.
+        /// It opens by itself after this long, gently as by `gate open`; later where it is closed for longer already.
         #[arg(long = "for", value_name = "D", value_parser = time::duration, allow_hyphen_values = true)]
         delay: Option<Duration>,
     },
@@ -574,6 +580,8 @@ pub(crate) enum Schedule {
     },
     /// Enqueue what the schedules have due, until SIGINT, SIGTERM or SIGHUP. The exit code is 0 then.
     ///
+    /// SIGHUP ends it under nohup, too: start it with setsid where it is to outlive the terminal.
+    ///
     /// A schedule that cannot be run is named once, and holds up no other; its ticks are not lost.
     Run {
         /// Once, and end: for the system's own timers. The exit code tells whether all could be run.
@@ -595,6 +603,9 @@ pub(crate) struct ScheduleAdd {
     #[arg(long, value_name = "D", value_parser = time::duration, allow_hyphen_values = true)]
     pub(crate) every: Option<Duration>,
     /// A tick whenever the clock on the wall shows this: "0 3 * * MON-FRI" is three in the morning on working days.
+    ///
+    /// Five fields (minute, hour, day of the month, month, day of the week), or six with the seconds first; or one of @hourly,
+    /// @daily, @weekly, @monthly and @yearly. Where both days are named, either will do.
     #[arg(long, value_name = "PATTERN", requires = "tz", allow_hyphen_values = true)]
     pub(crate) cron: Option<String>,
     /// The time zone of that clock: Europe/Berlin, UTC.

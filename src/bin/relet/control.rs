@@ -7,7 +7,7 @@ use relet::{GateLimits, GateView, QueueDefaults, Store};
 use crate::args::{Global, QueueSet};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::json::Object;
-use crate::look::check_named;
+use crate::look::{check_named, has_queue};
 use crate::output::{Out, say};
 use crate::render;
 use crate::time::Rate;
@@ -74,7 +74,7 @@ fn print_gate(store: &Store, out: &mut Out, name: &str) -> Outcome {
 
 pub(crate) fn pause(global: &Global, out: &mut Out, queue: &str, delay: Option<Duration>) -> Outcome {
     let store = global.existing()?;
-    let is_new = !store.stats()?.queues.iter().any(|known| known.queue == queue);
+    let is_new = !has_queue(&store, queue)?;
     match delay {
         Some(delay) => store.queue(queue).pause_for(delay)?,
         None => store.queue(queue).pause()?,

@@ -113,6 +113,8 @@ struct Tally {
     enqueued: u64,
     /// Times that the API said 429, and a message was put off.
     deferred: u64,
+    /// Times that a 429 found the gate open, and closed it.
+    closed: u64,
     /// Times that a message which had been put off was claimed again.
     reclaimed: u64,
     /// Times that it was refused.
@@ -194,7 +196,7 @@ fn cured(plan: &Plan, path: &Path, options: Options) -> Outcome<Tally> {
     let workers = Workers::builder()
         .label("deliverers")
         .concurrency(plan.workers.into())
-        .queue(QUEUE, move |_: &Claim| deliver(&handled.api))
+        .queue(QUEUE, move |_: &Claim| handled.deliver())
         .on_start(move |claim| started.start(claim))
         .on_finish(move |_, end| finished.finish(end))
         .start(&store)?;
@@ -223,6 +225,7 @@ struct Seen {
     api: Api,
     bar: ProgressBar,
     done: AtomicU64,
+    closings: Mutex<Closings>,
     /// Claims of messages that had been put off.
     reclaimed: AtomicU64,
     /// Claims that were taken over from the killed process, and how long after its death the last of them was.
@@ -237,6 +240,7 @@ impl Seen {
             api: Api::new(plan.rate),
             bar: plan.bar("relet"),
             done: AtomicU64::new(0),
+            closings: Mutex::default(),
             reclaimed: AtomicU64::new(0),
             taken_over: AtomicU64::new(0),
             taken_over_ms: AtomicU64::new(0),
@@ -256,11 +260,38 @@ impl Seen {
         }
     }
 
+    /// The whole of what an application has to do about a rate limit, but for the counting.
+    fn deliver(&self) -> relet::Outcome {
+        match self.api.call() {
+            Ok(()) => relet::Outcome::Ack,
+            Err(TooManyRequests { retry_after }) => {
+                lock(&self.closings).add(self.api.watch.elapsed(), retry_after);
+                relet::Outcome::Limited { retry_after }
+            }
+        }
+    }
+
     fn finish(&self, end: &Finished) {
         if end.outcome == relet::Outcome::Ack && end.settled.is_ok() {
             self.done.fetch_add(1, Ordering::Relaxed);
             self.bar.inc(1);
         }
+    }
+}
+
+/// How often the gate was closed. Of several 429s at a time the first one closes it, and the others keep it closed for longer.
+#[derive(Debug, Default)]
+struct Closings {
+    number: u64,
+    until: Duration,
+}
+
+impl Closings {
+    /// A 429 at this moment. The store closes the gate a little later, and so opens it a little later: whoever has passed the
+    /// open gate after that finds this closing over.
+    fn add(&mut self, at: Duration, retry_after: Duration) {
+        self.number += u64::from(at >= self.until);
+        self.until = self.until.max(at + retry_after);
     }
 }
 
@@ -276,14 +307,6 @@ fn produce(plan: &Plan, store: &Store) -> relet::Result<()> {
         };
         join_all((0..PRODUCERS).map(|producer| scope.spawn(move || share(producer))).collect())
     })
-}
-
-/// The whole of what an application has to do about a rate limit.
-fn deliver(api: &Api) -> relet::Outcome {
-    match api.call() {
-        Ok(()) => relet::Outcome::Ack,
-        Err(TooManyRequests { retry_after }) => relet::Outcome::Limited { retry_after },
-    }
 }
 
 /// A process of its own that claims messages and then does nothing, until it is killed.
@@ -345,6 +368,7 @@ impl Drop for Victim {
 /// Counts what became of relet's messages, from the store.
 fn tally(store: &Store, seen: &Seen) -> Outcome<Tally> {
     let mut tally = Tally {
+        closed: lock(&seen.closings).number,
         reclaimed: seen.reclaimed.load(Ordering::Relaxed),
         taken_over: seen.taken_over.load(Ordering::Relaxed),
         taken_over_ms: seen.taken_over_ms.load(Ordering::Relaxed),
@@ -369,7 +393,7 @@ fn tally(store: &Store, seen: &Seen) -> Outcome<Tally> {
     say(format_args!("relet's claim: {} of {} done", tally.done, tally.enqueued));
     if tally.deferred > 0 {
         say(
-            "each 429 put its message into the retry queue and closed the gate, so that the others waited in the file; when it \
+            "each 429 put its message into the retry queue and kept the gate closed, so that the others waited in the file; when it \
              opened they came in their order",
         );
     }
@@ -502,15 +526,18 @@ mod naive {
 fn print(out: &mut Out, naive: &Tally, relet: &Tally) -> Outcome<()> {
     if out.json {
         for (claim, tally) in [("naive", naive), ("relet", relet)] {
+            // The naive part has no gate, and nobody is killed in it.
+            let of_relet = |number: u64| (claim == "relet").then_some(number);
             out.object(
                 Object::new()
                     .put("claim", claim)
                     .put("enqueued", tally.enqueued)
                     .put("deferred", tally.deferred)
+                    .put("gate_closed", of_relet(tally.closed))
                     .put("reclaimed", tally.reclaimed)
                     .put("refused", tally.refused)
-                    .put("taken_over", tally.taken_over)
-                    .put("taken_over_ms", tally.taken_over_ms)
+                    .put("taken_over", of_relet(tally.taken_over))
+                    .put("taken_over_ms", of_relet(tally.taken_over_ms))
                     .put("done", tally.done)
                     .put("dead", tally.dead)
                     .put("stuck", tally.stuck),
@@ -524,7 +551,7 @@ fn print(out: &mut Out, naive: &Tally, relet: &Tally) -> Outcome<()> {
     for (name, naive, relet) in [
         ("enqueued", Some(naive.enqueued), relet.enqueued),
         ("answered 429 and deferred", Some(naive.deferred), relet.deferred),
-        ("gate closed by a 429", None, relet.deferred),
+        ("gate closed by a 429", None, relet.closed),
         ("re-claimed when due", Some(naive.reclaimed), relet.reclaimed),
         ("refused when due", Some(naive.refused), relet.refused),
         ("taken over from the killed process", None, relet.taken_over),
@@ -580,5 +607,20 @@ impl Drop for Folder {
             // What cannot be removed is in the system's own folder for such things.
             let _ = std::fs::remove_dir_all(&self.path);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_429_that_finds_the_gate_closed_does_not_count_as_a_closing() {
+        let mut closings = Closings::default();
+        for (at, retry_after) in [(0, 100), (1, 300), (2, 100), (300, 100), (401, 100), (501, 100)] {
+            closings.add(Duration::from_millis(at), Duration::from_millis(retry_after));
+        }
+        // At 0, at 401 and at 501: the second one, at 1, kept the gate closed until 301, and the one at 300 until 400.
+        assert_eq!(closings.number, 3);
     }
 }

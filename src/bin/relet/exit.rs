@@ -5,6 +5,8 @@ use std::io;
 
 use relet::Error;
 
+use crate::time::stamp;
+
 /// The exit codes, in the order of how bad they are: of several outcomes the worst one counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Exit {
@@ -104,6 +106,14 @@ pub(crate) fn exit_of(error: &Error) -> Exit {
 
 /// The library's sentence, with the next step on the command line where the sentence itself names none.
 pub(crate) fn describe(error: &Error) -> String {
+    // The library tells the instant as a number.
+    if let Error::LabelTaken { label, pid, started_at } = error {
+        return format!(
+            "label {label:?} belongs to a running worker (process {pid}, started at {}) or to a command that it has \
+             started; stop it or choose another label",
+            stamp(*started_at)
+        );
+    }
     let next = match error {
         Error::Gone { .. } => "; `relet list` shows what is there",
         Error::Stale { .. } | Error::Cancelled { .. } => "; nothing was changed, drop the work",

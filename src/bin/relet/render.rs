@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use comfy_table::Table;
 use relet::{
-    CatchUp, GateView, INSTANT_MAX, QueueStats, Retrying, ScheduleView, Snapshot, Stats, Status, Stuck, When, Why,
-    WorkerView,
+    CatchUp, GateView, INSTANT_MAX, QueueStats, Retrying, Route, ScheduleView, Snapshot, Stats, Status, Stuck, When,
+    Why, WorkerView,
 };
 
 use crate::json::{Object, encode_base64};
@@ -353,6 +353,15 @@ pub(crate) fn schedule(schedule: &ScheduleView) -> Object {
     }
     .put("next_at", schedule.next_at)
     .put("last_at", schedule.last_at)
+    .put("priority", schedule.priority)
+    .put("route", schedule.route)
+    .put("key", &schedule.key)
+    .put("group", &schedule.group)
+    .put("gate", &schedule.gate)
+    .put("ttl_ms", schedule.ttl.map(ms))
+    .put("max_attempts", schedule.max_attempts)
+    .put("max_deferrals", schedule.max_deferrals)
+    .put("retry", schedule.retry)
     .payload(&schedule.payload)
 }
 
@@ -382,9 +391,26 @@ fn catch_up_in_words(catch_up: CatchUp) -> String {
     }
 }
 
+/// What a schedule says of its messages, in the words of `schedule add`.
+fn options_in_words(schedule: &ScheduleView) -> String {
+    let text = |name: &str, text: &Option<String>| text.as_ref().map(|text| format!("{name} {}", cell(text)));
+    let options = [
+        (schedule.priority != 0).then(|| format!("priority {}", schedule.priority)),
+        (schedule.route != Route::Pending).then(|| format!("route {}", schedule.route)),
+        text("key", &schedule.key),
+        text("group", &schedule.group),
+        text("gate", &schedule.gate),
+        schedule.ttl.map(|ttl| format!("ttl {}", span(ttl))),
+        schedule.max_attempts.map(|max| format!("max-attempts {max}")),
+        schedule.max_deferrals.map(|max| format!("max-deferrals {max}")),
+        schedule.retry.map(|_| "a retry of its own".into()),
+    ];
+    or_dash(Some(options.into_iter().flatten().collect::<Vec<_>>().join(", ")).filter(|words| !words.is_empty()))
+}
+
 /// The schedules as a table.
 pub(crate) fn schedules(schedules: &[ScheduleView]) -> Table {
-    let mut table = table(&["SCHEDULE", "QUEUE", "WHEN", "CATCH UP", "NEXT", "LAST"]);
+    let mut table = table(&["SCHEDULE", "QUEUE", "WHEN", "CATCH UP", "NEXT", "LAST", "MESSAGES"]);
     for schedule in schedules {
         table.add_row([
             cell(&schedule.name),
@@ -393,6 +419,7 @@ pub(crate) fn schedules(schedules: &[ScheduleView]) -> Table {
             catch_up_in_words(schedule.catch_up),
             stamp_and_distance(schedule.next_at),
             or_dash(schedule.last_at.map(stamp)),
+            options_in_words(schedule),
         ]);
     }
     table

@@ -8,12 +8,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::time::Duration;
 
-use relet::{CancelReason, Claim, Finished, Outcome as Handled, Settled, Workers};
+use relet::{CancelReason, Claim, Finished, Outcome as Handled, Settled, Status, Workers};
 
-use crate::args::{Global, Work};
+use crate::args::{Global, Weight, Work};
 use crate::child::{self, Children, Ended};
 use crate::exit::{Exit, Failure, Outcome, describe};
 use crate::json::Object;
+use crate::look::has_queue;
 use crate::output::{Out, clean, say};
 use crate::render::ms;
 use crate::time::span;
@@ -53,6 +54,12 @@ pub(crate) fn work(global: &Global, out: &mut Out, args: &Work) -> Outcome {
     };
     find_command(program)?;
     let store = global.existing()?;
+    let mut new = Vec::new();
+    for queue in &args.queues {
+        if !has_queue(&store, queue)? {
+            new.push(queue);
+        }
+    }
     let (end, ends) = mpsc::channel();
     let children = Arc::new(Children::default());
     let signals = Arc::new(AtomicU32::new(0));
@@ -92,6 +99,9 @@ pub(crate) fn work(global: &Global, out: &mut Out, args: &Work) -> Outcome {
         .on_error(|error| say(describe(error)))
         .on_end(move || drop(end.send(End::Itself)))
         .start(&store)?;
+    for queue in new {
+        say(format_args!("queue {queue:?} is a new one: it has no messages yet"));
+    }
 
     let end = ends.recv().unwrap_or(End::Itself);
     let stopped = workers.stop(args.grace.saturating_add(SETTLING));
@@ -120,10 +130,15 @@ fn check(args: &Work) -> Outcome<()> {
             )));
         }
     }
-    match args.weights.iter().find(|weight| !args.queues.contains(&weight.queue)) {
-        Some(weight) => Err(Failure::usage(format!("--weight names queue {:?}, which is not worked on", weight.queue))),
-        None => Ok(()),
+    for (at, Weight { queue, .. }) in args.weights.iter().enumerate() {
+        if !args.queues.contains(queue) {
+            return Err(Failure::usage(format!("--weight names queue {queue:?}, which is not worked on")));
+        }
+        if args.weights[..at].iter().any(|other| other.queue == *queue) {
+            return Err(Failure::usage(format!("--weight names queue {queue:?} twice; give it one share")));
+        }
     }
+    Ok(())
 }
 
 /// The first signal stops, the second one kills, the third one ends this process as it is.
@@ -236,7 +251,7 @@ impl Shared {
     fn report(&self, claim: &Claim, finished: &Finished) {
         let (outcome, error) = in_words(finished);
         let status = match &finished.settled {
-            Ok(Settled::Now(status)) => Some(*status),
+            Ok(Settled::Now(status) | Settled::Before(status)) => Some(*status),
             _ => None,
         };
         self.voice.object(|| {
@@ -254,9 +269,15 @@ impl Shared {
             }
         });
         let first = error.as_deref().and_then(|error| error.lines().next()).map(|line| format!(": {}", clean(line)));
+        let (by, now) = match &finished.settled {
+            Ok(Settled::Before(status)) => (" by its command", format!(", it is {status}")),
+            Ok(Settled::Gone) => (" by its command", ", it is gone".into()),
+            Ok(Settled::Now(Status::Dead)) => ("", ", it is a dead letter now".into()),
+            _ => ("", String::new()),
+        };
         if !self.voice.json {
             say(format_args!(
-                "message {} of {:?} {outcome} after {}{}",
+                "message {} of {:?} {outcome}{by} after {}{}{now}",
                 claim.id(),
                 claim.queue(),
                 span(finished.took),
@@ -271,6 +292,8 @@ fn in_words(finished: &Finished) -> (&'static str, Option<String>) {
     match (&finished.settled, &finished.outcome) {
         (Err(error), _) if error.is_claim_lost() => ("lost", Some(error.to_string())),
         (Err(error), _) => ("unsettled", Some(error.to_string())),
+        // The command had used its receipt: what it came to after that changed nothing.
+        (Ok(Settled::Before(_) | Settled::Gone), _) => ("settled", None),
         (_, Handled::Ack) => ("acked", None),
         (_, Handled::Fail { error, .. }) => ("failed", Some(error.clone())),
         (_, Handled::Reject { error }) => ("rejected", Some(error.clone())),
