@@ -573,11 +573,11 @@ fn a_hook_of_a_token_that_panics_costs_nobody_a_lease() {
             go_on.wait();
         }
     };
-    let pool = Workers::builder().label("pool").concurrency(2).lease(200 * MS).time_limit(10 * MS);
+    let pool = Workers::builder().label("pool").concurrency(2).lease(2 * SECOND).time_limit(10 * MS);
     let workers = pool.queue("mail", handler).start(&store).unwrap();
     let other = store.worker("other").unwrap();
-    // Real time: several leases long.
-    for _ in 0..80 {
+    // Real time: longer than its lease.
+    for _ in 0..260 {
         assert!(other.claim("mail").unwrap().is_none());
         thread::sleep(10 * MS);
     }
@@ -604,13 +604,13 @@ fn what_is_claimed_while_hooks_run_keeps_its_lease_and_is_released_by_a_stop() {
             go_on.wait();
         }
     };
-    let pool = Workers::builder().label("pool").lease(200 * MS).on_finish(hook);
+    let pool = Workers::builder().label("pool").lease(2 * SECOND).on_finish(hook);
     let pool = pool.queue("mail", move |claim: &Claim| started.send(claim.id()).unwrap());
     let workers = pool.start(&store).unwrap();
     hear(&hooks);
     let other = store.worker("other").unwrap();
-    // Real time: several leases long.
-    for _ in 0..80 {
+    // Real time: longer than its lease.
+    for _ in 0..260 {
         assert!(other.claim("mail").unwrap().is_none());
         thread::sleep(10 * MS);
     }
