@@ -192,7 +192,7 @@ impl Pool {
         let mut risk: Option<MutexGuard<'_, ()>> = None;
         let mut pause = PAUSE.0;
         loop {
-            let seen = store.commits();
+            let (seen, asked) = (store.commits(), self.watch.elapsed());
             let order = self.order();
             if order.is_empty() && worked.is_none() {
                 break;
@@ -224,7 +224,7 @@ impl Pool {
                 self.charge(&order[..=place]);
                 let at = order[place];
                 let claim = Claim::new(self.worker.clone(), &self.plan.queues[at].name, taken);
-                self.begin(&claim);
+                self.begin(&claim, asked);
                 (claim, at)
             });
             // The hooks may take their time: what was claimed is looked after meanwhile.
@@ -305,15 +305,14 @@ impl Pool {
         Worked { claim, outcome, took }
     }
 
-    /// From now on the supervisor looks after this claim.
-    fn begin(&self, claim: &Claim) {
-        let now = self.watch.elapsed();
+    /// From now on the supervisor looks after this claim, whose lease has begun since it was asked for.
+    fn begin(&self, claim: &Claim, asked: Duration) {
         let running = Running {
             receipt: claim.receipt(),
             lease: claim.lease(),
             cancel: claim.cancel_token().clone(),
-            held_at: now,
-            extend_at: now + claim.lease() / EXTEND_AT,
+            held_at: asked,
+            extend_at: asked + claim.lease() / EXTEND_AT,
             limit_at: None,
             give_up_at: None,
             stage: Stage::Claimed,

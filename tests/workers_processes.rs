@@ -261,6 +261,7 @@ fn role_is_frozen() {
     };
     let pool = Workers::builder().label("frozen").concurrency(3).lease(200 * MS).queue("mail", handler);
     let workers = pool.start(&store).unwrap();
+    part.say(said.recv_timeout(LONG).unwrap());
     while part.hear().is_some_and(|line| line == "go on") {
         said.try_iter().for_each(|line| part.say(line));
         part.say("goes on");
@@ -278,7 +279,7 @@ fn a_pool_that_was_frozen_for_longer_than_its_lease_goes_on_with_what_it_had() {
     let store = open(&path);
     let id = store.queue("mail").enqueue("x").unwrap().id();
     let mut child = Child::start("role_is_frozen", &[arg(&path)]);
-    eventually("it is begun", || store.show(id).unwrap().is_some_and(|message| message.attempts == 1));
+    child.expect(&format!("begins {id}.1"));
     for _ in 0..5 {
         stop_outside_of_a_transaction(&child, &path);
         // Real time: its lease is to run out.
@@ -287,7 +288,6 @@ fn a_pool_that_was_frozen_for_longer_than_its_lease_goes_on_with_what_it_had() {
         std::thread::sleep(100 * MS);
     }
     child.say("go on");
-    child.expect(&format!("begins {id}.1"));
     child.expect("goes on");
     assert_eq!(child.finish(), Vec::<String>::new(), "it was begun once");
     assert_eq!(store.stats().unwrap().queues[0].acked, 1);
