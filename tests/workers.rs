@@ -565,9 +565,11 @@ fn a_hook_of_a_token_that_panics_costs_nobody_a_lease() {
     let store = file_store(&dir);
     let id = store.queue("mail").enqueue("x").unwrap().id();
     let go_on = Signal::default();
+    let (begun, begins) = channel();
     let handler = {
         let go_on = go_on.clone();
         move |claim: &Claim| {
+            begun.send(()).unwrap();
             claim.cancel_token().on_set(|_| panic!("nobody listens"));
             assert!(claim.cancel_token().wait(LONG));
             go_on.wait();
@@ -575,6 +577,7 @@ fn a_hook_of_a_token_that_panics_costs_nobody_a_lease() {
     };
     let pool = Workers::builder().label("pool").concurrency(2).lease(2 * SECOND).time_limit(10 * MS);
     let workers = pool.queue("mail", handler).start(&store).unwrap();
+    hear(&begins);
     let other = store.worker("other").unwrap();
     // Real time: longer than its lease.
     for _ in 0..260 {
