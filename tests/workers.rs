@@ -7,7 +7,7 @@ mod support;
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Barrier, Condvar, Mutex};
 use std::thread;
 use std::time::Duration;
@@ -18,10 +18,7 @@ use relet::{
     Builder, CancelReason, Claim, Clock, Durability, Error, GateLimits, Message, MessageId, Outcome, Route, Settled,
     Status, Store, Workers,
 };
-use support::{Dir, number, plain, timed};
-
-/// How long a test waits for what must come, so that a failure ends.
-const LONG: Duration = Duration::from_secs(30);
+use support::{Dir, LONG, eventually, hear, number, plain, timed};
 
 /// Given once; whoever waits for it goes on from then on.
 #[derive(Clone, Default)]
@@ -38,21 +35,6 @@ impl Signal {
         let (given, _) = bell.wait_timeout_while(given.lock().unwrap(), LONG, |given| !*given).unwrap();
         assert!(*given, "the signal comes");
     }
-}
-
-fn hear<T>(from: &Receiver<T>) -> T {
-    from.recv_timeout(LONG).expect("it comes")
-}
-
-/// Looks again and again until it is so.
-fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
-    for _ in 0..LONG.as_millis() {
-        if is_so() {
-            return;
-        }
-        thread::sleep(MS);
-    }
-    panic!("it never comes: {what}");
 }
 
 fn file_store(dir: &Dir) -> Store {

@@ -9,18 +9,15 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
 use relet::{CancelReason, Claim, Clock, Durability, Error, Filter, MessageId, Status, Store, Verdict, Workers};
-use support::{Child, Dir, part, plain};
+use support::{Child, Dir, LONG, eventually, hear, part, plain};
 
 const HOUR: Duration = Duration::from_secs(3600);
 const MS: Duration = Duration::from_millis(1);
-/// How long a test waits for what must come, so that a failure ends.
-const LONG: Duration = Duration::from_secs(30);
-
 fn open_at(path: &Path, clock: Clock) -> Store {
     let options = Store::options().durability(Durability::Normal).reserve(0).busy_wait(LONG);
     options.lease(HOUR).clock(clock).open(path).unwrap()
@@ -32,21 +29,6 @@ fn open(path: &Path) -> Store {
 
 fn arg(path: &Path) -> &str {
     path.to_str().unwrap()
-}
-
-fn hear<T>(from: &Receiver<T>) -> T {
-    from.recv_timeout(LONG).expect("it comes")
-}
-
-/// Looks again and again until it is so.
-fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
-    for _ in 0..LONG.as_millis() {
-        if is_so() {
-            return;
-        }
-        thread::sleep(MS);
-    }
-    panic!("it never comes: {what}");
 }
 
 fn stay_until_killed() {

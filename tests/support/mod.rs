@@ -8,9 +8,28 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use relet::rusqlite::Connection;
+
+/// How long a test waits for what must come, so that a failure ends.
+pub const LONG: Duration = Duration::from_secs(30);
+
+pub fn hear<T>(from: &Receiver<T>) -> T {
+    from.recv_timeout(LONG).expect("it comes")
+}
+
+/// Looks again and again until it is so.
+pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    for _ in 0..LONG.as_millis() {
+        if is_so() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    panic!("it never comes: {what}");
+}
 
 /// A folder of its own for one test, removed at its end.
 pub struct Dir(PathBuf);
