@@ -36,20 +36,27 @@ CREATE TABLE relet_queues (
   ageing_ms     INTEGER CHECK (ageing_ms > 0),   -- waiting that long is worth one step of priority; NULL: priority is strict
   paused_until  INTEGER,             -- nothing is handed out before this instant
   paused_at     INTEGER,             -- when that was set, so that a clock set back cannot stretch it; 0: until it is resumed
-  -- Counters, kept in the transaction that changes the rows, so that stats cost the same at any size.
-  pending       INTEGER NOT NULL DEFAULT 0 CHECK (pending >= 0),
-  routing       INTEGER NOT NULL DEFAULT 0 CHECK (routing >= 0),
-  queued        INTEGER NOT NULL DEFAULT 0 CHECK (queued >= 0),
-  pending_local INTEGER NOT NULL DEFAULT 0 CHECK (pending_local >= 0),
-  processing    INTEGER NOT NULL DEFAULT 0 CHECK (processing >= 0),
-  done          INTEGER NOT NULL DEFAULT 0 CHECK (done >= 0),
-  dead          INTEGER NOT NULL DEFAULT 0 CHECK (dead >= 0),
-  cancelled     INTEGER NOT NULL DEFAULT 0 CHECK (cancelled >= 0),
-  retrying      INTEGER NOT NULL DEFAULT 0 CHECK (retrying >= 0),   -- rows of relet_retry_queue
-  acked         INTEGER NOT NULL DEFAULT 0,                         -- messages ever acked, deleted ones too
   CHECK ((paused_until IS NULL) = (paused_at IS NULL))
 ) STRICT;
 CREATE INDEX relet_paused ON relet_queues (paused_at) WHERE paused_at IS NOT NULL;
+
+-- Counters, kept in the transaction that changes the rows, so that stats cost the same at any size. A claim changes none of
+-- them: what is in processing is what is deferred, and what is held, which is counted from the leases.
+CREATE TABLE relet_counters (
+  queue         INTEGER PRIMARY KEY, -- relet_queues.id; 0: the whole store
+  last_id       INTEGER NOT NULL DEFAULT 0,                         -- of the whole store: the largest message id ever given out
+  pending       INTEGER NOT NULL DEFAULT 0 CHECK (pending >= 0),    -- live messages of this route, waiting or held, not deferred
+  routing       INTEGER NOT NULL DEFAULT 0 CHECK (routing >= 0),
+  queued        INTEGER NOT NULL DEFAULT 0 CHECK (queued >= 0),
+  pending_local INTEGER NOT NULL DEFAULT 0 CHECK (pending_local >= 0),
+  deferred      INTEGER NOT NULL DEFAULT 0 CHECK (deferred >= 0),
+  done          INTEGER NOT NULL DEFAULT 0 CHECK (done >= 0),
+  dead          INTEGER NOT NULL DEFAULT 0 CHECK (dead >= 0),
+  cancelled     INTEGER NOT NULL DEFAULT 0 CHECK (cancelled >= 0),
+  retrying      INTEGER NOT NULL DEFAULT 0 CHECK (retrying >= 0),   -- rows of relet_retry_queue that have a reason
+  acked         INTEGER NOT NULL DEFAULT 0                          -- messages ever acked, deleted ones too
+) STRICT;
+INSERT INTO relet_counters (queue) VALUES (0);
 
 -- Named valves. A closed one moves no rows: what waits behind it stays in a line of its own in relet_gated.
 CREATE TABLE relet_gates (
@@ -93,22 +100,18 @@ CREATE TABLE relet_schedules (
 CREATE INDEX relet_ticks ON relet_schedules (next_at);
 CREATE INDEX relet_ticks_set ON relet_schedules (set_at);
 
--- No list of more than two constants (x IN ('a', 'b', 'c')) in these CHECKs: SQLite would build it as a temporary b-tree at
--- every run of a statement, 4 µs each. A list that names a column is compared in place.
+-- What every message has, and nothing else: a feature costs only the messages that use it, since what few have lies beside, in
+-- the tables below. One CHECK, since each costs every message: the other invariants are looked up by `relet doctor`, and
+-- asserted by the code.
 CREATE TABLE relet_messages (
-  id            INTEGER PRIMARY KEY AUTOINCREMENT,   -- never reused
+  id            INTEGER PRIMARY KEY,                 -- never reused: see relet_counters.last_id
   queue         INTEGER NOT NULL,                    -- relet_queues.id
-  status        TEXT    NOT NULL CHECK (status IN (route, 'processing', 'done', 'dead', 'cancelled')),
-  route         TEXT    NOT NULL CHECK (route = 'pending' OR route = 'routing' OR route = 'queued' OR route = 'pending_local'),  -- the status it has when nobody holds it
+  status        TEXT    NOT NULL,                    -- its route, or 'processing', 'done', 'dead', 'cancelled'
+  route         TEXT    NOT NULL,                    -- the status it has when nobody holds it: 'pending', 'routing', 'queued', 'pending_local'
+  line          INTEGER,                             -- it stands in this line and can be claimed: 0, or the gate it passes (relet_gates.id); NULL: it is held, waits, or is finished
   priority      INTEGER NOT NULL,                    -- higher first
-  waits_for     TEXT    CHECK (waits_for IN ('due', 'group')),   -- the one thing it is parked under; NULL: nothing
-  due_at        INTEGER,                             -- not before this instant
-  parked_at     INTEGER,                             -- when a relative due_at was set, so that a clock set back cannot stretch the wait
-  expires_at    INTEGER,                             -- time to live: not handed out from this instant on
-  key           TEXT,                                -- deduplication: one live message per queue and key
-  gate          INTEGER,                             -- relet_gates.id: the valve it passes when it is handed out
-  tick_at       INTEGER,                             -- the tick of a schedule that it was enqueued for
-  group_key     TEXT,                                -- messages of a group are handed out in order, one at a time
+  extras        INTEGER NOT NULL DEFAULT 0,          -- what lies beside: 1 a row of relet_details, 2 its payload (relet_payloads)
+  due_at        INTEGER,                             -- not before this instant; while it waits for it, it has a row in relet_retry_queue
   worker_id     TEXT,                                -- label of the worker that holds it, or keeps it while it is deferred
   incarnation   INTEGER,                             -- which start of that worker; 0: detached (a command line)
   lease_until   INTEGER,                             -- the claim holds until then; NULL: no valid receipt (deferred)
@@ -116,57 +119,37 @@ CREATE TABLE relet_messages (
   claimed_at    INTEGER,                             -- when the claim was made
   token         INTEGER NOT NULL DEFAULT 0,          -- the newest receipt's token; only grows
   epoch         INTEGER NOT NULL DEFAULT 0,          -- the store's epoch when that token was issued
-  attempts      INTEGER NOT NULL DEFAULT 0 CHECK (attempts >= 0),
+  attempts      INTEGER NOT NULL DEFAULT 0,
   crashes       INTEGER NOT NULL DEFAULT 0,
+  max_attempts  INTEGER NOT NULL,
+  enqueued_at   INTEGER NOT NULL,
+  payload_crc   INTEGER NOT NULL,                    -- CRC-32 of the payload, checked when it is claimed
+  payload       BLOB,                                -- NULL: too large to be rewritten at each claim, see relet_payloads
+  CHECK ((status = 'processing') = (worker_id IS NOT NULL))
+) STRICT;
+
+-- What can be claimed now, and nothing else: a claim is one seek, whatever else lies in the file. Each gate's line stands by
+-- itself, so a closed one is stepped over, however long it is.
+CREATE INDEX relet_ready ON relet_messages (queue, line, status, priority DESC) WHERE line IS NOT NULL;
+-- What is held, by the end of its lease.
+CREATE INDEX relet_leases ON relet_messages (queue, lease_until) WHERE lease_until IS NOT NULL;
+
+-- What few messages are given, or get in the course of their lives.
+CREATE TABLE relet_details (
+  message       INTEGER PRIMARY KEY,                 -- relet_messages.id
+  key           TEXT,                                -- deduplication: one live message per queue and key, see relet_keys
+  group_key     TEXT,                                -- messages of a group are handed out in order, one at a time, see relet_groups
+  gate          INTEGER,                             -- relet_gates.id: the valve it passes when it is handed out
+  tick_at       INTEGER,                             -- the tick of a schedule that it was enqueued for
+  expires_at    INTEGER,                             -- time to live: not handed out from this instant on
+  max_deferrals INTEGER,                             -- NULL: 1,000
+  retry         TEXT,                                -- its own backoff policy as JSON; NULL: the queue's
   deferrals     INTEGER NOT NULL DEFAULT 0,
   releases      INTEGER NOT NULL DEFAULT 0,
   redrives      INTEGER NOT NULL DEFAULT 0,          -- how often it was taken back out of the dead letters
-  max_attempts  INTEGER NOT NULL,
-  max_deferrals INTEGER NOT NULL,
-  retry         TEXT,                                -- its own backoff policy as JSON; NULL: the queue's
   last_error    TEXT,                                -- of the last fail or reject
-  dead_reason   TEXT,                                -- which budget was spent, or why it was given up
-  enqueued_at   INTEGER NOT NULL,
-  finished_at   INTEGER,
-  keep_until    INTEGER,                             -- done or cancelled: deleted from this instant on
-  payload_crc   INTEGER NOT NULL,                    -- CRC-32 of the payload, checked when it is claimed
-  payload_bytes INTEGER NOT NULL,
-  payload       BLOB,                                -- NULL: too large to be rewritten at each claim, see relet_payloads
-  CHECK ((status = 'processing') = (worker_id IS NOT NULL)),
-  CHECK ((worker_id IS NULL) = (incarnation IS NULL)),
-  CHECK ((lease_until IS NULL) = (lease_ms IS NULL)),
-  CHECK (lease_until IS NULL OR status = 'processing'),
-  CHECK (status <> 'processing' OR lease_until IS NOT NULL OR due_at IS NOT NULL),   -- held, or deferred until due
-  CHECK ((status = route OR status = 'processing') = (finished_at IS NULL)),
-  CHECK ((status IN ('done', 'cancelled')) = (keep_until IS NOT NULL)),
-  CHECK (waits_for IS NULL OR (worker_id IS NULL AND finished_at IS NULL)),
-  CHECK (waits_for IS NOT 'due' OR due_at IS NOT NULL),
-  CHECK (waits_for IS NOT 'group' OR group_key IS NOT NULL)
+  dead_reason   TEXT                                 -- which budget was spent, or why it was given up
 ) STRICT;
-
--- What can be claimed now, and nothing else: a claim is one seek, whatever else lies in the file.
-CREATE INDEX relet_ready ON relet_messages (queue, status, priority DESC, id)
-  WHERE worker_id IS NULL AND waits_for IS NULL AND finished_at IS NULL AND gate IS NULL;
--- The same for what must pass a gate, each gate's line by itself: a closed one is stepped over, however long it is.
-CREATE INDEX relet_gated ON relet_messages (queue, gate, status, priority DESC, id)
-  WHERE gate IS NOT NULL AND worker_id IS NULL AND waits_for IS NULL AND finished_at IS NULL;
--- What is held and has passed a gate, by the end of its lease.
-CREATE INDEX relet_passed ON relet_messages (gate, lease_until) WHERE gate IS NOT NULL AND lease_until IS NOT NULL;
--- What waits for an instant.
-CREATE INDEX relet_due ON relet_messages (queue, due_at) WHERE waits_for = 'due';
--- Waits that were set as a span of time: found again when the wall clock turns out to have been set back.
-CREATE INDEX relet_parked ON relet_messages (parked_at) WHERE parked_at IS NOT NULL;
--- What is held, by the end of its lease.
-CREATE INDEX relet_leases ON relet_messages (queue, lease_until) WHERE lease_until IS NOT NULL;
-CREATE UNIQUE INDEX relet_keys ON relet_messages (queue, key) WHERE key IS NOT NULL AND finished_at IS NULL;
-CREATE INDEX relet_groups ON relet_messages (queue, group_key, id) WHERE group_key IS NOT NULL AND finished_at IS NULL;
--- A group's turn: at most one live member is not parked behind another.
-CREATE UNIQUE INDEX relet_turns ON relet_messages (queue, group_key)
-  WHERE group_key IS NOT NULL AND finished_at IS NULL AND waits_for IS NOT 'group';
-CREATE INDEX relet_finished ON relet_messages (status, finished_at) WHERE finished_at IS NOT NULL;
-CREATE INDEX relet_kept ON relet_messages (keep_until) WHERE keep_until IS NOT NULL;
-CREATE INDEX relet_expiry ON relet_messages (expires_at)
-  WHERE expires_at IS NOT NULL AND worker_id IS NULL AND finished_at IS NULL;
 
 -- Payloads above 2,048 bytes: a claim or a retry rewrites the message's row, not these.
 CREATE TABLE relet_payloads (
@@ -174,20 +157,70 @@ CREATE TABLE relet_payloads (
   payload BLOB NOT NULL
 ) STRICT;
 
--- The messages whose next try is set for later.
-CREATE TABLE relet_retry_queue (
-  message   INTEGER PRIMARY KEY,     -- relet_messages.id
+-- The keys of live messages.
+CREATE TABLE relet_keys (
+  queue   INTEGER NOT NULL,
+  key     TEXT    NOT NULL,
+  message INTEGER NOT NULL,
+  PRIMARY KEY (queue, key)
+) STRICT, WITHOUT ROWID;
+
+-- The live members of groups.
+CREATE TABLE relet_groups (
   queue     INTEGER NOT NULL,
-  worker_id TEXT,                    -- deferred: the worker it is kept for; NULL: failed, for anyone
-  due_at    INTEGER NOT NULL,
+  group_key TEXT    NOT NULL,
+  message   INTEGER NOT NULL,
+  turn      INTEGER NOT NULL CHECK (turn = 0 OR turn = 1),   -- 1: it may be handed out; 0: it waits for another member
+  PRIMARY KEY (queue, group_key, message)
+) STRICT, WITHOUT ROWID;
+-- At most one member of a group has its turn.
+CREATE UNIQUE INDEX relet_turns ON relet_groups (queue, group_key) WHERE turn = 1;
+
+-- Claims that have passed a gate and have not ended: a gate's concurrency is looked up here, and in their leases.
+CREATE TABLE relet_passed (
+  gate    INTEGER NOT NULL,          -- relet_gates.id
+  message INTEGER NOT NULL,
+  PRIMARY KEY (gate, message)
+) STRICT, WITHOUT ROWID;
+
+-- Messages with a time to live that are waiting to be handed out.
+CREATE TABLE relet_expiry (
+  expires_at INTEGER NOT NULL,
+  message    INTEGER NOT NULL,
+  PRIMARY KEY (expires_at, message)
+) STRICT, WITHOUT ROWID;
+
+-- The messages whose next try, or first, is set for later.
+CREATE TABLE relet_retry_queue (
+  queue      INTEGER NOT NULL,
+  message    INTEGER NOT NULL,       -- relet_messages.id
+  worker_id  TEXT,                   -- deferred: the worker it is kept for; NULL: for anyone
+  due_at     INTEGER NOT NULL,       -- as in relet_messages
+  set_at     INTEGER,                -- when due_at was set as a span of time, so that a clock set back cannot stretch it
   kept_until INTEGER,                -- deferred: from this instant on, anyone may take it
-  reason    TEXT    NOT NULL,
-  count     INTEGER NOT NULL,        -- which failure, or which deferral, of the message it was
-  CHECK ((worker_id IS NULL) = (kept_until IS NULL))
-) STRICT;
+  behind     INTEGER NOT NULL DEFAULT 0 CHECK (behind = 0 OR behind = 1),   -- 1: the turn of its group comes first
+  reason     TEXT,                   -- the error, or why it was deferred; NULL: it has not been tried
+  count      INTEGER NOT NULL DEFAULT 0,   -- which failure, or which deferral, of the message it was
+  CHECK ((worker_id IS NULL) = (kept_until IS NULL)),
+  PRIMARY KEY (queue, message)
+) STRICT, WITHOUT ROWID;
+-- What joins its line at its instant.
+CREATE INDEX relet_due ON relet_retry_queue (queue, due_at) WHERE worker_id IS NULL AND behind = 0;
 CREATE INDEX relet_retry_kept ON relet_retry_queue (queue, worker_id, due_at) WHERE worker_id IS NOT NULL;
 CREATE INDEX relet_retry_due  ON relet_retry_queue (queue, due_at) WHERE worker_id IS NOT NULL;
 CREATE INDEX relet_retry_free ON relet_retry_queue (queue, kept_until) WHERE kept_until IS NOT NULL;
+-- Waits that were set as a span of time: found again when the wall clock turns out to have been set back.
+CREATE INDEX relet_set ON relet_retry_queue (set_at) WHERE set_at IS NOT NULL;
+
+-- What is done, dead or cancelled.
+CREATE TABLE relet_finished (
+  message     INTEGER PRIMARY KEY,   -- relet_messages.id
+  status      TEXT    NOT NULL,      -- as in relet_messages
+  finished_at INTEGER NOT NULL,
+  keep_until  INTEGER                -- done or cancelled: deleted from this instant on
+) STRICT;
+CREATE INDEX relet_ends ON relet_finished (status, finished_at);
+CREATE INDEX relet_kept ON relet_finished (keep_until) WHERE keep_until IS NOT NULL;
 
 -- The running workers: which incarnation of a label is the present one.
 CREATE TABLE relet_workers (
@@ -196,4 +229,4 @@ CREATE TABLE relet_workers (
   pid         INTEGER NOT NULL,      -- to be shown; nothing is judged by it
   started_at  INTEGER NOT NULL,
   lock        TEXT                   -- the file whose lock it holds while it lives, in the folder beside the store; NULL: in memory
-) STRICT;
+) STRICT, WITHOUT ROWID;

@@ -14,7 +14,7 @@ use crate::clock::{Clock, Now, Stopwatch};
 use crate::error::{Error, Result};
 use crate::options::Options;
 use crate::random;
-use crate::sql::{gates, meta};
+use crate::sql::{counters, gates, meta};
 
 /// The version of schema.sql. A step to the next one is appended to [`migrate`].
 pub(crate) const SCHEMA_VERSION: i64 = 1;
@@ -314,7 +314,7 @@ pub(crate) fn note_boot(conn: &Connection, clock: &Clock) -> Result<Boot> {
         return Ok(Boot { id, epoch: meta::need(conn, "epoch")?, mark });
     }
     let epoch = meta::get::<i64>(conn, "epoch")?.unwrap_or(0) + 1;
-    let mark = meta::last_message(conn)?;
+    let mark = counters::last_id(conn)?;
     meta::set(conn, "boot_id", &*id)?;
     meta::set(conn, "epoch", epoch)?;
     meta::set(conn, "boot_mark", mark)?;

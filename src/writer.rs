@@ -728,7 +728,7 @@ mod tests {
     }
 
     fn stored(writer: &Writer) -> i64 {
-        let counted = "SELECT (SELECT count(*) FROM relet_messages), (SELECT sum(pending) FROM relet_queues)";
+        let counted = "SELECT (SELECT count(*) FROM relet_messages), (SELECT sum(pending) FROM relet_counters)";
         let (rows, counter) = writer
             .with_connection(|conn| {
                 Ok(conn.query_row(counted, [], |row| Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?)))?)
@@ -796,7 +796,7 @@ mod tests {
         // A write that can only be refused at the commit.
         let broken = |writer: &Writer| {
             writer.run(Need::Enqueue, |tx| {
-                tx.count(1, Some(crate::state::Status::Dead), None); // one dead letter less than none: the CHECK says no
+                tx.count(1, Some(crate::sql::counters::Place::Dead), None); // one dead letter less than none: the CHECK says no
                 Ok(())
             })
         };

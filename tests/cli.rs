@@ -795,7 +795,10 @@ fn the_doctor_finds_what_is_wrong() {
     let place = Place::new();
     place.ok("enqueue mail x");
     assert!(place.ok("doctor").err.contains("nothing is wrong"));
-    Connection::open(place.db()).unwrap().execute_batch("UPDATE relet_queues SET pending = 7").unwrap();
+    Connection::open(place.db())
+        .unwrap()
+        .execute_batch("UPDATE relet_counters SET pending = 7 WHERE queue = 1")
+        .unwrap();
     assert!(place.fails("doctor", 5).text().contains("counters differ"));
     assert!(place.fails("doctor --json", 5).json()[0]["finding"].as_str().unwrap().contains("mail"));
     let text = place.path("text");
@@ -813,7 +816,7 @@ fn what_passes_by_itself_needs_no_backup() {
     let ran = place.fails("doctor", 5);
     assert!(ran.text().contains("by a clock that was ahead"), "{}", ran.text());
     assert!(ran.err.contains("1 finding; nothing needs to be done"), "{}", ran.err);
-    conn.execute_batch("UPDATE relet_queues SET pending = 7").unwrap();
+    conn.execute_batch("UPDATE relet_counters SET pending = 7 WHERE queue = 1").unwrap();
     let ran = place.fails("doctor", 5);
     assert!(ran.err.contains("2 findings; ") && ran.err.contains("restore a backup"), "{}", ran.err);
 }

@@ -353,7 +353,7 @@ fn gate_and_tick_are_exported_and_the_gate_is_imported() {
     place.ok("enqueue calls a --gate api");
     place.ok("enqueue calls b");
     let conn = Connection::open(place.db()).unwrap();
-    conn.execute_batch("UPDATE relet_messages SET tick_at = 1700000000000 WHERE id = 1").unwrap();
+    conn.execute_batch("UPDATE relet_details SET tick_at = 1700000000000 WHERE message = 1").unwrap();
     drop(conn);
     assert_eq!((&place.show(1)["tick_at"], &place.show(2)["tick_at"]), (&1_700_000_000_000_i64.into(), &Value::Null));
     assert!(place.ok("show 1").text().contains("tick        2023-11-14T22:13:20Z"));

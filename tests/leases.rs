@@ -225,7 +225,7 @@ fn stuck_is_what_nobody_holds_with_a_lease_that_runs() {
     clock.advance(SECOND + 500 * MS);
 
     let conn = Connection::open(folder.file()).unwrap();
-    let rows = || (raw(&conn, "relet_messages"), raw(&conn, "relet_retry_queue"), raw(&conn, "relet_queues"));
+    let rows = || (raw(&conn, "relet_messages"), raw(&conn, "relet_retry_queue"), raw(&conn, "relet_counters"));
     let before = rows();
     let stuck = store.stuck(2 * SECOND).unwrap();
     assert_eq!(stuck.len(), 1, "{stuck:?}");

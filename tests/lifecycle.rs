@@ -644,7 +644,9 @@ impl Zoo {
     /// Every row of every message, with what lies beside it.
     fn rows(&self) -> BTreeMap<i64, Vec<Vec<Value>>> {
         let mut all = BTreeMap::<i64, Vec<Vec<Value>>>::new();
-        for table in ["relet_messages", "relet_payloads", "relet_retry_queue"] {
+        let beside = ["payloads", "retry_queue", "details", "finished", "keys", "groups", "passed", "expiry"];
+        let beside = beside.map(|table| format!("(SELECT message, * FROM relet_{table})"));
+        for table in ["relet_messages"].into_iter().chain(beside.iter().map(String::as_str)) {
             for row in raw(&self.raw, table) {
                 let Value::Integer(id) = row[0] else { panic!("{row:?}") };
                 all.entry(id).or_default().push(row);
@@ -750,7 +752,7 @@ fn a_purge_and_a_prune_touch_what_is_old_enough() {
     // The bystanders have all died by now, and are kept for longer.
     let dead = zoo.target();
     next(worker, "q").reject("no").unwrap();
-    let sql = "UPDATE relet_messages SET finished_at = finished_at - 86400000 WHERE id = ?1";
+    let sql = "UPDATE relet_finished SET finished_at = finished_at - 86400000 WHERE message = ?1";
     zoo.raw.execute(sql, [dead.get()]).unwrap();
     zoo.changes("purge", &[dead], || assert_eq!(store.purge_dead(DAY).unwrap(), 1));
     let done = zoo.target();

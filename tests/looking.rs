@@ -306,8 +306,15 @@ fn looking_changes_nothing() {
     clock.advance(DEFERRAL_GRACE + DAY);
 
     let conn = Connection::open(folder.file()).unwrap();
-    let tables =
-        ["relet_meta", "relet_queues", "relet_messages", "relet_payloads", "relet_retry_queue", "relet_workers"];
+    let tables = [
+        "relet_meta",
+        "relet_queues",
+        "relet_counters",
+        "relet_messages",
+        "relet_payloads",
+        "relet_retry_queue",
+        "relet_workers",
+    ];
     let before = tables.map(|table| raw(&conn, table));
     let looking = options().open_read_only(folder.file()).unwrap();
     let look = |store: &Store| {

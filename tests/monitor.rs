@@ -444,7 +444,15 @@ fn looking_changes_nothing_and_a_read_only_store_can_be_watched() {
     let _ = next(&worker, "q");
     clock.advance(DAY);
     let conn = Connection::open(folder.file()).unwrap();
-    let tables = ["relet_meta", "relet_queues", "relet_messages", "relet_retry_queue", "relet_workers", "relet_gates"];
+    let tables = [
+        "relet_meta",
+        "relet_queues",
+        "relet_counters",
+        "relet_messages",
+        "relet_retry_queue",
+        "relet_workers",
+        "relet_gates",
+    ];
     let before = tables.map(|table| raw(&conn, table));
     let monitor = || Monitor::builder().dead_growth(0, 2 * DAY).oldest_after(HOUR);
     let looking = options().open_read_only(folder.file()).unwrap();

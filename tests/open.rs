@@ -382,8 +382,7 @@ fn pragmas(conn: &Connection) -> Vec<String> {
 
 /// Its settings, and everything in it that is not relet's.
 fn of_the_app(conn: &Connection) -> (Vec<String>, Vec<String>, Vec<String>) {
-    let schema = "SELECT type, name, tbl_name, sql FROM sqlite_schema WHERE tbl_name NOT LIKE 'relet%'
-                     AND name <> 'sqlite_sequence' ORDER BY name";
+    let schema = "SELECT type, name, tbl_name, sql FROM sqlite_schema WHERE tbl_name NOT LIKE 'relet%' ORDER BY name";
     (pragmas(conn), rows(conn, schema), rows(conn, "SELECT * FROM orders"))
 }
 
@@ -450,8 +449,16 @@ fn an_application_s_triggers_do_not_fire_on_relet_s_tables() {
     let store = Store::open(&path).unwrap();
     let app = plain(&path);
     app.execute_batch("CREATE TABLE log (what)").unwrap();
-    let tables =
-        ["relet_messages", "relet_queues", "relet_retry_queue", "relet_workers", "relet_meta", "relet_payloads"];
+    let tables = [
+        "relet_messages",
+        "relet_details",
+        "relet_queues",
+        "relet_counters",
+        "relet_retry_queue",
+        "relet_workers",
+        "relet_meta",
+        "relet_payloads",
+    ];
     for table in tables {
         for event in ["INSERT", "UPDATE", "DELETE"] {
             app.execute_batch(&format!(

@@ -31,11 +31,27 @@ impl Sql {
 
 /// The files whose statements run for every message: enqueue, claim (which looks for dead workers), settle, and what they
 /// lead to.
-const HOT: [&str; 11] =
-    ["mod", "enqueue", "claim", "gates", "lines", "settle", "groups", "retry_queue", "queues", "dead", "workers"];
+const HOT: [&str; 16] = [
+    "record",
+    "counters",
+    "details",
+    "finished",
+    "keys",
+    "enqueue",
+    "claim",
+    "gates",
+    "lines",
+    "settle",
+    "groups",
+    "retry_queue",
+    "queues",
+    "dead",
+    "workers",
+    "mod",
+];
 
 /// Statements that read a whole index or table, and why they may.
-const SCANS: [(&str, &str); 19] = [
+const SCANS: [(&str, &str); 18] = [
     ("sql/doctor.rs", "reads everything, and says so"),
     ("sql/look.rs stats SQL", "one row for each queue"),
     ("sql/look.rs retry_queue SQL", "a listing of the whole retry queue, by due time over all queues"),
@@ -44,8 +60,7 @@ const SCANS: [(&str, &str); 19] = [
     ("sql/gates.rs held SQL", "its own list of what has passed a gate and holds, no longer than the gate's limit"),
     ("sql/gates.rs empty_all SQL", "after a restart of the machine: only the gates"),
     ("sql/gates.rs all SQL", "one row for each gate and queue"),
-    ("sql/meta.rs last_message SQL", "one row for each table that never reuses an id"),
-    ("sql/meta.rs restart_waits RETRIES", "after the clock was set back: only the retry queue"),
+    ("sql/counters.rs of HELD", "only what is held"),
     ("sql/meta.rs void_all_claims LEASES", "after a restart of the machine: only what is held"),
     ("sql/meta.rs void_all_claims KEPT", "after a restart of the machine: only the retry queue"),
     ("sql/meta.rs void_all_claims WORKERS", "after a restart of the machine: only the workers"),
@@ -107,7 +122,7 @@ fn head(name: &str, sources: [&str; 2]) -> String {
 
 /// Every statement that src/sql holds as a constant.
 fn statements() -> Vec<Sql> {
-    let module = std::fs::read_to_string(src().join("sql/mod.rs")).unwrap();
+    let module = std::fs::read_to_string(src().join("sql/record.rs")).unwrap();
     let mut all = Vec::new();
     let mut files: Vec<_> = std::fs::read_dir(src().join("sql"))
         .unwrap()
@@ -321,17 +336,25 @@ fn fill(path: &Path, clock: &Clock, copies_each: Option<[i64; 4]>) {
     conn.execute_batch(&format!(
         "BEGIN;
          {} {} {} {}
-         INSERT INTO relet_retry_queue (message, queue, worker_id, due_at, kept_until, reason, count)
-           SELECT m.id, r.queue, r.worker_id, r.due_at, r.kept_until, r.reason, r.count
+         INSERT INTO relet_retry_queue (queue, message, worker_id, due_at, set_at, kept_until, reason, count)
+           SELECT r.queue, m.id, r.worker_id, r.due_at, r.set_at, r.kept_until, r.reason, r.count
              FROM relet_messages m, relet_retry_queue r
-            WHERE m.worker_id = 'gone' AND m.id <> 2 AND r.message = 2;
-         UPDATE relet_queues SET done = done + {finished}, processing = processing + {deferred},
-                                 retrying = retrying + {deferred}, pending = pending + {parked} + {gated};
+            WHERE m.id NOT IN (SELECT message FROM relet_retry_queue) AND m.due_at = r.due_at AND m.worker_id IS r.worker_id;
+         INSERT INTO relet_finished (message, status, finished_at, keep_until)
+           SELECT m.id, f.status, f.finished_at, f.keep_until FROM relet_messages m, relet_finished f
+            WHERE m.id NOT IN (SELECT message FROM relet_finished) AND m.status = f.status;
+         INSERT INTO relet_details (message, gate) SELECT m.id, m.line FROM relet_messages m
+            WHERE m.line > 0 AND m.id NOT IN (SELECT message FROM relet_details);
+         UPDATE relet_counters SET done = done + {finished}, deferred = deferred + {deferred},
+                                   retrying = retrying + {deferred}, pending = pending + {parked} + {gated}
+          WHERE queue = {queue};
+         UPDATE relet_counters SET last_id = (SELECT max(id) FROM relet_messages) WHERE queue = 0;
          COMMIT",
         copies(1, finished),
         copies(2, deferred),
         copies(3, parked),
-        copies(4, gated)
+        copies(4, gated),
+        queue = 1
     ))
     .unwrap();
 }
@@ -356,8 +379,9 @@ fn a_claim_costs_the_same_whatever_lies_in_the_file() {
     let queue = 1;
     let awake = 1_000_000;
     let (shut, open) = (1, 2);
-    let seeks: [(&str, &[(usize, i64)]); 21] = [
-        ("sql/claim.rs at SQL", &[(1, queue), (2, now), (3, awake)]),
+    let seeks: [(&str, &[(usize, i64)]); 22] = [
+        ("sql/claim.rs at SQL", &[(1, queue), (2, awake)]),
+        ("sql/claim.rs at_what_waits SQL", &[(1, queue), (2, now)]),
         ("sql/claim.rs own_void SQL", &[(1, queue), (2, awake), (4, 256)]),
         ("sql/claim.rs own_deferred SQL", &[(1, queue), (2, now), (4, 256)]),
         ("sql/claim.rs promote_due FIND", &[(1, queue), (2, now), (3, 256)]),
@@ -366,18 +390,18 @@ fn a_claim_costs_the_same_whatever_lies_in_the_file() {
         ("sql/meta.rs restart_waits ANY", &[(1, now)]),
         ("sql/lines.rs gated NEXT_ROUTE", &[(1, queue), (2, shut)]),
         ("sql/lines.rs gated NEXT_GATE", &[(1, queue), (2, shut)]),
-        ("sql/lines.rs head FREE", &[(1, queue), (3, 0), (4, 1)]),
-        ("sql/lines.rs head GATED", &[(1, queue), (3, 0), (4, 1), (5, shut)]),
-        ("sql/lines.rs head GATED", &[(1, queue), (3, ANY_PRIORITY), (4, 1), (5, open)]),
+        ("sql/lines.rs head SQL", &[(1, queue), (2, 0), (4, 0), (5, 1)]),
+        ("sql/lines.rs head SQL", &[(1, queue), (2, shut), (4, 0), (5, 1)]),
+        ("sql/lines.rs head SQL", &[(1, queue), (2, open), (4, ANY_PRIORITY), (5, 1)]),
         ("sql/gates.rs find SQL", &[(1, shut)]),
         ("sql/gates.rs held SQL", &[(1, open), (2, awake), (3, 0), (4, 1)]),
         ("sql/workers.rs all SQL", &[]),
         ("sql/workers.rs void SQL", &[]),
         ("sql/workers.rs strike UNKEEP", &[]),
-        ("sql/mod.rs load SQL", &[(1, 2)]),
+        ("sql/record.rs load_row SQL", &[(1, 2)]),
         ("sql/groups.rs turn_of SQL", &[(1, queue)]),
         ("sql/groups.rs first_live SQL", &[(1, queue)]),
-        ("sql/mod.rs live_with_key SQL", &[(1, queue)]),
+        ("sql/keys.rs holder SQL", &[(1, queue)]),
     ];
     let statements = statements();
     for (name, params) in seeks {
@@ -398,7 +422,7 @@ fn a_claim_costs_the_same_whatever_lies_in_the_file() {
     let queue = &store.stats().unwrap().queues[0];
     assert_eq!(queue.count(Status::Done), FINISHED as u64 + 1);
     assert_eq!(queue.count(Status::Processing), (DEFERRED + 1 + READY + 1) as u64);
-    assert_eq!(number(&conns[1], "SELECT count(*) FROM relet_messages WHERE waits_for = 'due'"), PARKED + 1);
+    assert_eq!(number(&conns[1], "SELECT count(*) FROM relet_retry_queue WHERE worker_id IS NULL"), PARKED + 1);
 }
 
 /// Stats are kept, not counted: they cost the same at ten messages and at ten million, also where many are deferred.
@@ -414,12 +438,12 @@ fn stats_cost_the_same_whatever_lies_in_the_file() {
     let statements = statements();
     let looks: [(&str, &[(usize, i64)]); 9] = [
         ("sql/look.rs stats SQL", &[(1, now)]),
-        ("sql/lines.rs head FREE", &[(1, 1), (3, ANY_PRIORITY), (4, 1)]),
-        ("sql/lines.rs head FREE", &[(1, 1), (3, 0), (4, 1)]),
+        ("sql/lines.rs head SQL", &[(1, 1), (2, 0), (4, ANY_PRIORITY), (5, 1)]),
+        ("sql/lines.rs head SQL", &[(1, 1), (2, 0), (4, 0), (5, 1)]),
         ("sql/lines.rs gated NEXT_ROUTE", &[(1, 1), (2, 1)]),
         ("sql/lines.rs gated NEXT_GATE", &[(1, 1), (2, 1)]),
-        ("sql/lines.rs head GATED", &[(1, 1), (3, ANY_PRIORITY), (4, 1), (5, 1)]),
-        ("sql/lines.rs head GATED", &[(1, 1), (3, 0), (4, 1), (5, 1)]),
+        ("sql/lines.rs head SQL", &[(1, 1), (2, 1), (4, ANY_PRIORITY), (5, 1)]),
+        ("sql/lines.rs head SQL", &[(1, 1), (2, 1), (4, 0), (5, 1)]),
         ("sql/look.rs oldest_waiting DUE", &[(1, 1), (2, now)]),
         ("sql/look.rs stuck SQL", &[(1, 1_000_000), (2, now), (3, now), (4, now)]),
     ];

@@ -273,12 +273,12 @@ impl Handler {
     fn note_begin(&self, conn: &Connection, claim: &Claim) -> relet::Result<()> {
         const SQL: &str = "INSERT INTO journal (run, thread, message, token, what, how, held, passed_at, closed)
             SELECT ?1, ?2, m.id, ?4, 'begin', '',
-                   (SELECT count(*) FROM relet_messages o
-                     WHERE o.gate = m.gate AND o.gate IS NOT NULL AND o.lease_until IS NOT NULL),
+                   (SELECT count(*) FROM relet_messages o JOIN relet_details od ON od.message = o.id
+                     WHERE od.gate = d.gate AND od.gate IS NOT NULL AND o.lease_until IS NOT NULL),
                    m.lease_until - m.lease_ms,
-                   EXISTS (SELECT 1 FROM relet_gates g WHERE g.id = m.gate
+                   EXISTS (SELECT 1 FROM relet_gates g WHERE g.id = d.gate
                               AND g.closed_at < m.claimed_at AND m.claimed_at < g.closed_until)
-              FROM relet_messages m WHERE m.id = ?3";
+              FROM relet_messages m LEFT JOIN relet_details d ON d.message = m.id WHERE m.id = ?3";
         let (id, token) = (claim.id().get(), claim.receipt().token());
         conn.prepare_cached(SQL)?.execute(params![self.run, thread(), id, token])?;
         Ok(())
@@ -752,9 +752,11 @@ impl Oracle {
         let conn = plain(path);
         let mut statement = conn
             .prepare(
-                "SELECT m.id, q.name, CAST(m.payload AS TEXT), m.status, m.key, m.group_key, m.token, m.attempts, m.crashes,
-                        m.deferrals, m.releases, m.max_attempts, m.max_deferrals, ifnull(m.dead_reason, '')
-                   FROM relet_messages m JOIN relet_queues q ON q.id = m.queue",
+                "SELECT m.id, q.name, CAST(m.payload AS TEXT), m.status, d.key, d.group_key, m.token, m.attempts, m.crashes,
+                        ifnull(d.deferrals, 0), ifnull(d.releases, 0), m.max_attempts, ifnull(d.max_deferrals, 1000),
+                        ifnull(d.dead_reason, '')
+                   FROM relet_messages m JOIN relet_queues q ON q.id = m.queue
+                   LEFT JOIN relet_details d ON d.message = m.id",
             )
             .unwrap();
         let messages = statement.query_map([], |row| {

@@ -187,7 +187,7 @@ fn role_purges() {
     let ids = mail.enqueue_all(["done", "dead", "held", "deferred", "failed", "pending"]).unwrap();
     mail.enqueue(Message::new("delayed").delay(hour * 300)).unwrap();
     // As old as they are, and live.
-    let bystanders = "SELECT * FROM relet_messages WHERE finished_at IS NULL";
+    let bystanders = "SELECT * FROM relet_messages WHERE status IN (route, 'processing')";
 
     clock.advance(hour * 10);
     let claims = worker.claim_batch("mail", 5).unwrap();

@@ -367,9 +367,15 @@ fn temporary_and_attached_tables_of_the_same_names_are_not_written() {
     app.conn.execute_batch(&format!("ATTACH '{}' AS other", attached.display())).unwrap();
     let tables = rows(&app.conn, "SELECT name FROM main.sqlite_schema WHERE type = 'table' AND name LIKE 'relet_%'");
     assert!(tables.len() >= 6);
-    for table in
-        ["relet_meta", "relet_queues", "relet_messages", "relet_payloads", "relet_retry_queue", "relet_workers"]
-    {
+    for table in [
+        "relet_meta",
+        "relet_queues",
+        "relet_counters",
+        "relet_messages",
+        "relet_payloads",
+        "relet_retry_queue",
+        "relet_workers",
+    ] {
         app.conn.execute_batch(&format!("CREATE TEMP TABLE {table} AS SELECT * FROM main.{table} WHERE 0")).unwrap();
     }
     let mail = app.store.queue("mail");
@@ -464,7 +470,7 @@ fn a_unit_that_fails_leaves_nothing_behind_and_harms_nobody() {
     let queues = store.stats().unwrap().queues;
     assert_eq!(queues.len(), 1, "no queue of a failed unit is left: {queues:?}");
     assert_eq!(queues[0].count(Status::Cancelled), 200);
-    conn.execute_batch("DROP INDEX app_once; DELETE FROM relet_messages; UPDATE relet_queues SET cancelled = 0")
+    conn.execute_batch("DROP INDEX app_once; DELETE FROM relet_messages; DELETE FROM relet_finished; UPDATE relet_counters SET cancelled = 0")
         .unwrap();
     goes_on("batches of many threads that fail beside others that do not");
 

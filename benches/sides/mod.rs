@@ -263,58 +263,78 @@ impl Backlog {
         const NUMBERS: &str = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?1)";
         let now = "CAST(unixepoch('subsec') * 1000 AS INTEGER)";
         let day = format!("{now} + 86400000");
-        let (status, columns, values, counter) = match self {
-            Backlog::Ready => ("pending", "", String::new(), "pending"),
-            Backlog::Delayed => {
-                ("pending", ", waits_for, due_at, parked_at", format!(", 'due', {day}, {now}"), "pending")
-            }
+        let (status, line, columns, values, counter) = match self {
+            Backlog::Ready => ("pending", "0", "", String::new(), "pending"),
+            Backlog::Delayed => ("pending", "NULL", ", due_at", format!(", {day}"), "pending"),
             Backlog::Deferred => (
                 "processing",
-                ", worker_id, incarnation, due_at, parked_at, token, deferrals",
-                format!(", 'mailer-2', 2, {day}, {now}, 1, 1"),
-                "processing",
+                "NULL",
+                ", worker_id, incarnation, due_at, token, extras",
+                format!(", 'mailer-2', 2, {day}, 1, 1"),
+                "deferred",
             ),
-            Backlog::Done => {
-                ("done", ", finished_at, keep_until, token, attempts", format!(", {now}, {day}, 1, 1"), "done")
+            Backlog::Done => ("done", "NULL", ", token, attempts", ", 1, 1".to_owned(), "done"),
+            Backlog::Dead => ("dead", "NULL", ", token, attempts", ", 1, 25".to_owned(), "dead"),
+            Backlog::Gated => ("pending", "1", ", extras", ", 1".to_owned(), "pending"),
+            Backlog::Grouped => {
+                ("pending", "NULL", ", extras, due_at", format!(", 1, iif(i <= 1000, {day}, NULL)"), "pending")
             }
-            Backlog::Dead => ("dead", ", finished_at, token, attempts", format!(", {now}, 1, 25"), "dead"),
-            Backlog::Gated => ("pending", ", gate", ", 1".to_owned(), "pending"),
-            Backlog::Grouped => (
-                "pending",
-                ", group_key, waits_for, due_at, parked_at",
-                format!(
-                    ", 'g' || (i % 1000), iif(i <= 1000, 'due', 'group'),
-                     iif(i <= 1000, {day}, NULL), iif(i <= 1000, {now}, NULL)"
-                ),
-                "pending",
-            ),
         };
-        let gate =
-            format!("INSERT INTO relet_gates (id, name, closed_until, closed_at) VALUES (1, 'api', {day}, {now})");
+        // What lies beside the rows that were just inserted, the last ?1 of the file.
+        let mine = "id > (SELECT max(id) FROM relet_messages) - ?1";
+        let beside = match self {
+            Backlog::Ready => Vec::new(),
+            Backlog::Delayed => vec![format!(
+                "INSERT INTO relet_retry_queue (queue, message, due_at, set_at)
+                 SELECT queue, id, due_at, {now} FROM relet_messages WHERE {mine}"
+            )],
+            Backlog::Deferred => vec![
+                format!("INSERT INTO relet_details (message, deferrals) SELECT id, 1 FROM relet_messages WHERE {mine}"),
+                format!(
+                    "INSERT INTO relet_retry_queue (queue, message, worker_id, due_at, set_at, kept_until, reason, count)
+                     SELECT queue, id, worker_id, due_at, {now}, due_at + 30000, 'deferred', 1
+                       FROM relet_messages WHERE {mine}"
+                ),
+                "UPDATE relet_counters SET retrying = retrying + ?1 WHERE queue = 1".to_owned(),
+            ],
+            Backlog::Done | Backlog::Dead => vec![format!(
+                "INSERT INTO relet_finished (message, status, finished_at, keep_until)
+                 SELECT id, status, {now}, iif(status = 'done', {day}, NULL) FROM relet_messages WHERE {mine}"
+            )],
+            Backlog::Gated => vec![
+                format!("INSERT INTO relet_details (message, gate) SELECT id, 1 FROM relet_messages WHERE {mine}"),
+                format!("INSERT INTO relet_gates (id, name, closed_until, closed_at) SELECT 1, 'api', {day}, {now} WHERE ?1 > 0"),
+                "UPDATE relet_queues SET gated = 1 WHERE ?1 > 0".to_owned(),
+            ],
+            Backlog::Grouped => vec![
+                format!(
+                    "INSERT INTO relet_details (message, group_key)
+                     SELECT id, 'g' || (id % 1000) FROM relet_messages WHERE {mine}"
+                ),
+                format!(
+                    "INSERT INTO relet_groups (queue, group_key, message, turn)
+                     SELECT queue, 'g' || (id % 1000), id, due_at IS NOT NULL FROM relet_messages WHERE {mine}"
+                ),
+                format!(
+                    "INSERT INTO relet_retry_queue (queue, message, due_at, set_at)
+                     SELECT queue, id, due_at, {now} FROM relet_messages WHERE {mine} AND due_at IS NOT NULL"
+                ),
+            ],
+        };
         let crc = crc32fast::hash(PAYLOAD);
-        let bytes = PAYLOAD.len();
         let insert = format!(
-            "{NUMBERS} INSERT INTO relet_messages (queue, status, route, priority, max_attempts, max_deferrals,
-                                                   enqueued_at, payload_crc, payload_bytes, payload{columns})
-             SELECT 1, '{status}', 'pending', 0, 25, 1000, {now}, {crc}, {bytes}, ?2{values} FROM n"
+            "{NUMBERS} INSERT INTO relet_messages (queue, status, route, line, priority, max_attempts, enqueued_at,
+                                                   payload_crc, payload{columns})
+             SELECT 1, '{status}', 'pending', {line}, 0, 25, {now}, {crc}, ?2{values} FROM n"
         );
         transaction(conn, |conn| {
             conn.execute(&insert, rusqlite::params![count, PAYLOAD])?;
-            if self == Backlog::Gated {
-                conn.execute(&gate, [])?;
-                conn.execute("UPDATE relet_queues SET gated = 1", [])?;
+            for sql in &beside {
+                conn.execute(sql, [count])?;
             }
-            if self == Backlog::Deferred {
-                conn.execute(
-                    "INSERT INTO relet_retry_queue (message, queue, worker_id, due_at, kept_until, reason, count)
-                     SELECT id, queue, worker_id, due_at, due_at + 30000, 'deferred', 1
-                       FROM relet_messages WHERE worker_id IS NOT NULL",
-                    [],
-                )?;
-                conn.execute("UPDATE relet_queues SET retrying = retrying + ?1 WHERE id = 1", [count])?;
-            }
-            let sql = format!("UPDATE relet_queues SET {counter} = {counter} + ?1 WHERE id = 1");
-            conn.execute(&sql, [count])
+            let sql = format!("UPDATE relet_counters SET {counter} = {counter} + ?1 WHERE queue = 1");
+            conn.execute(&sql, [count])?;
+            conn.execute("UPDATE relet_counters SET last_id = (SELECT max(id) FROM relet_messages) WHERE queue = 0", [])
         });
     }
 }

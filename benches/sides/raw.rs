@@ -23,6 +23,7 @@ impl Raw {
         let conn = connect(path, durability);
         conn.execute_batch(include_str!("../../schema.sql")).expect("the schema runs");
         conn.execute("INSERT INTO relet_queues (name) VALUES (?1)", [super::QUEUE]).expect("the queue is made");
+        conn.execute("INSERT INTO relet_counters (queue) VALUES (1)", []).expect("its counters are made");
         Raw(Mutex::new(conn))
     }
 
@@ -45,66 +46,64 @@ impl Side for Raw {
 
     fn enqueue(&self) {
         self.transaction(|conn| {
-            insert(conn)?;
-            count(conn, 1, 0, 0)
+            insert(conn, 1)?;
+            count(conn, 1, 0)
         });
     }
 
     fn claim(&self) -> Receipt {
-        self.transaction(|conn| {
-            let receipt = take(conn)?;
-            count(conn, -1, 1, 0)?;
-            Ok(receipt)
-        })
+        self.transaction(|conn| take(conn))
     }
 
     fn ack(&self, receipt: Receipt) {
         self.transaction(|conn| {
             delete(conn, receipt)?;
-            count(conn, 0, -1, 1)
+            count(conn, -1, 1)
         });
     }
 
     fn enqueue_many(&self, many: usize) {
         self.transaction(|conn| {
-            (0..many).try_for_each(|_| insert(conn))?;
-            count(conn, many as i64, 0, 0)
+            insert(conn, many)?;
+            count(conn, many as i64, 0)
         });
     }
 
     fn claim_many(&self, many: usize) -> Vec<Receipt> {
-        self.transaction(|conn| {
-            let receipts = (0..many).map(|_| take(conn)).collect::<Result<_>>()?;
-            count(conn, -(many as i64), many as i64, 0)?;
-            Ok(receipts)
-        })
+        self.transaction(|conn| (0..many).map(|_| take(conn)).collect::<Result<_>>())
     }
 
     fn ack_many(&self, receipts: Vec<Receipt>) {
         self.transaction(|conn| {
             let many = receipts.len() as i64;
             receipts.into_iter().try_for_each(|receipt| delete(conn, receipt))?;
-            count(conn, 0, -many, many)
+            count(conn, -many, many)
         });
     }
 }
 
-fn insert(conn: &Connection) -> Result<()> {
+fn insert(conn: &Connection, many: usize) -> Result<()> {
+    const LAST: &str = "SELECT last_id FROM relet_counters WHERE queue = 0";
     const SQL: &str = "INSERT INTO relet_messages
-        (queue, status, route, priority, max_attempts, max_deferrals, enqueued_at, payload_crc, payload_bytes, payload)
-        VALUES (1, 'pending', 'pending', 0, 25, 1000, ?1, ?2, ?3, ?4)";
-    let crc = crc32fast::hash(PAYLOAD);
-    conn.prepare_cached(SQL)?.execute(params![now(), crc, PAYLOAD.len() as i64, PAYLOAD])?;
+        (id, queue, status, route, line, priority, max_attempts, enqueued_at, payload_crc, payload)
+        VALUES (?1, 1, 'pending', 'pending', 0, 0, 25, ?2, ?3, ?4)";
+    const USED: &str = "UPDATE relet_counters SET last_id = ?1 WHERE queue = 0";
+    let mut last: i64 = conn.prepare_cached(LAST)?.query_row([], |row| row.get(0))?;
+    for _ in 0..many {
+        last += 1;
+        conn.prepare_cached(SQL)?.execute(params![last, now(), crc32fast::hash(PAYLOAD), PAYLOAD])?;
+    }
+    conn.prepare_cached(USED)?.execute([last])?;
     Ok(())
 }
 
 fn take(conn: &Connection) -> Result<Receipt> {
     const SELECT: &str = "SELECT id, token, attempts, payload_crc, payload FROM relet_messages INDEXED BY relet_ready
-        WHERE queue = 1 AND status = 'pending' AND worker_id IS NULL AND waits_for IS NULL AND finished_at IS NULL AND gate IS NULL
+        WHERE queue = 1 AND line = 0 AND status = 'pending'
         ORDER BY priority DESC, id LIMIT 1";
     const UPDATE: &str = "UPDATE relet_messages
         SET status = 'processing', worker_id = ?2, incarnation = 1, lease_until = ?3, lease_ms = ?4, claimed_at = ?5,
-            token = ?6, epoch = 1, attempts = ?7
+            token = ?6, epoch = 1, attempts = ?7, line = NULL
         WHERE id = ?1";
     let (id, token, attempts, crc, payload): (i64, i64, i64, u32, Vec<u8>) = conn
         .prepare_cached(SELECT)?
@@ -122,10 +121,9 @@ fn delete(conn: &Connection, (id, token): Receipt) -> Result<()> {
     Ok(())
 }
 
-fn count(conn: &Connection, pending: i64, processing: i64, acked: i64) -> Result<()> {
-    const SQL: &str = "UPDATE relet_queues SET pending = pending + ?1, processing = processing + ?2, acked = acked + ?3
-        WHERE id = 1";
-    conn.prepare_cached(SQL)?.execute([pending, processing, acked])?;
+fn count(conn: &Connection, pending: i64, acked: i64) -> Result<()> {
+    const SQL: &str = "UPDATE relet_counters SET pending = pending + ?1, acked = acked + ?2 WHERE queue = 1";
+    conn.prepare_cached(SQL)?.execute([pending, acked])?;
     Ok(())
 }
 

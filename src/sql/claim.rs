@@ -3,24 +3,26 @@
 //! `judge` says of one message whether a worker may have it, and if not, why not. A claim by id, `why`, and the check of
 //! the claim that was picked all ask it. `claim_next` finds its candidate by index seeks alone:
 //!
-//! 1. `Look` is one statement of seeks: is anything due, void, or deferred and due in this queue?
-//! 2. What is due joins the ready index; void claims are taken back (one crash each); both in bounded steps.
+//! 1. `Look` is one statement of seeks: is anything due, void, or deferred and due in this queue? For a queue in which nothing
+//!    waits that is one seek for all of these.
+//! 2. What is due joins its line; void claims are taken back (one crash each); both in bounded steps.
 //! 3. The worker's own due deferred message goes first, then the head with the highest priority, then the lowest id. Where
 //!    there are more lines than one (`lines`), the first of their heads, of those whose gate lets it pass.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use rusqlite::{OptionalExtension, params};
+use rusqlite::{Connection, OptionalExtension, params};
 
 use crate::clock::{Now, millis};
 use crate::error::{Error, Result};
 use crate::message::CRASHES_MAX;
 use crate::receipt::Receipt;
+use crate::sql::counters::Place;
 use crate::sql::dead::By;
 use crate::sql::gates::{self, Passage};
 use crate::sql::lines::{self, Head, Line};
-use crate::sql::{Record, Tx, WaitsFor, dead, groups, meta, queues, retry_queue};
+use crate::sql::{Record, Tx, dead, details, groups, ids, meta, queues, retry_queue, workers};
 use crate::state::{Event, Route, Status};
 
 /// Who claims.
@@ -110,12 +112,7 @@ const STEP_MAX: usize = 1000;
 const READY_MAX: usize = 100;
 
 /// May this worker have this message now? If so, how.
-pub(crate) fn judge(
-    conn: &rusqlite::Connection,
-    now: Now,
-    record: &Record,
-    who: &Who,
-) -> Result<Result<How, Obstacle>> {
+pub(crate) fn judge(conn: &Connection, now: Now, record: &Record, who: &Who) -> Result<Result<How, Obstacle>> {
     let how = judge_owner(conn, now, record, who)?;
     // Who resumes what it holds has passed already.
     if how.is_err() || (how == Ok(How::Resumed) && record.is_held()) {
@@ -134,7 +131,7 @@ pub(crate) fn judge(
 }
 
 /// What the message's own row says to that.
-fn judge_owner(conn: &rusqlite::Connection, now: Now, record: &Record, who: &Who) -> Result<Result<How, Obstacle>> {
+fn judge_owner(conn: &Connection, now: Now, record: &Record, who: &Who) -> Result<Result<How, Obstacle>> {
     if !record.status.is_live() {
         return Ok(Err(Obstacle::Finished(record.status)));
     }
@@ -143,14 +140,15 @@ fn judge_owner(conn: &rusqlite::Connection, now: Now, record: &Record, who: &Who
     }
     let due_in_future = record.due_at.filter(|due| *due > now.wall);
     let Some(owner) = &record.worker else {
-        return Ok(match (record.waits_for, due_in_future) {
-            (Some(WaitsFor::Group), _) => {
-                let group = record.group.as_deref().unwrap_or_default();
-                let behind = groups::turn_of(conn, record.queue, group)?.map_or(record.id, |(id, _)| id);
-                Err(Obstacle::Group { behind })
-            }
-            (Some(WaitsFor::Due), Some(until)) => Err(Obstacle::Due { until }),
-            _ => Ok(How::Claimed),
+        if record.line.is_some() {
+            return Ok(Ok(How::Claimed));
+        }
+        return Ok(if groups::is_behind(conn, record)? {
+            let group = record.group.as_deref().unwrap_or_default();
+            let behind = groups::turn_of(conn, record.queue, group)?.map_or(record.id, |(id, _)| id);
+            Err(Obstacle::Group { behind })
+        } else {
+            due_in_future.map_or(Ok(How::Claimed), |until| Err(Obstacle::Due { until }))
         });
     };
     let mine = **owner == *who.label;
@@ -172,7 +170,7 @@ fn judge_owner(conn: &rusqlite::Connection, now: Now, record: &Record, who: &Who
             None if same_start => Ok(How::Resumed),
             // What a live worker has deferred is not for a detached one of its label; when that worker is gone, it is anyone's.
             None if mine && (who.incarnation != 0 || record.incarnation == 0) => Ok(How::Recovered),
-            None => match retry_queue::kept_until(conn, record.id)? {
+            None => match retry_queue::kept_until(conn, record)? {
                 until if until <= now.wall => Ok(How::Claimed),
                 until => Err(Obstacle::Deferred { by: owner.clone(), until }),
             },
@@ -210,6 +208,7 @@ pub(crate) fn claim_id(tx: &mut Tx<'_>, id: i64, who: &Who) -> Result<ById> {
         Some(_) => None,
         None => queues::lease_of(tx.conn, record.queue)?,
     };
+    check_start(tx.conn, who)?;
     Ok(take(tx, record, payload, who, queue_lease_ms, how)?.map_or(DEAD, |taken| ById::Taken(Box::new(taken))))
 }
 
@@ -243,6 +242,7 @@ pub(crate) fn claim_next(tx: &mut Tx<'_>, queue: &str, who: &Who, wanted: usize)
             }
         }
         if let Some((record, payload, how)) = own {
+            check_start(tx.conn, who)?;
             if !dead::give_up_if_spoiled(tx, &record, &payload)? {
                 next.taken.extend(take(tx, record, payload, who, look.lease_ms, how)?);
             }
@@ -262,6 +262,9 @@ pub(crate) fn claim_next(tx: &mut Tx<'_>, queue: &str, who: &Who, wanted: usize)
         let ready = look.ready(tx, who, wanted - next.taken.len())?;
         if ready.is_empty() && cleared == 0 {
             return Ok(next);
+        }
+        if !ready.is_empty() {
+            check_start(tx.conn, who)?;
         }
         for (record, payload) in ready {
             let spoiled = dead::give_up_if_spoiled(tx, &record, &payload)?;
@@ -306,38 +309,50 @@ impl Look {
     fn at(tx: &Tx<'_>, queue: &str) -> Result<Option<Look>> {
         // The other routes' names are all behind 'pending' in the alphabet.
         const SQL: &str = "SELECT q.id, q.lease_ms,
-            EXISTS (SELECT 1 FROM main.relet_messages INDEXED BY relet_parked
-                     WHERE parked_at IS NOT NULL AND parked_at > ?2),
-            EXISTS (SELECT 1 FROM main.relet_messages INDEXED BY relet_due
-                     WHERE queue = q.id AND waits_for = 'due' AND due_at <= ?2),
+            EXISTS (SELECT 1 FROM main.relet_retry_queue WHERE queue = q.id),
             EXISTS (SELECT 1 FROM main.relet_messages INDEXED BY relet_leases
-                     WHERE queue = q.id AND lease_until IS NOT NULL AND lease_until <= ?3),
-            EXISTS (SELECT 1 FROM main.relet_retry_queue INDEXED BY relet_retry_due
-                     WHERE queue = q.id AND worker_id IS NOT NULL AND due_at <= ?2),
+                     WHERE queue = q.id AND lease_until IS NOT NULL AND lease_until <= ?2),
             EXISTS (SELECT 1 FROM main.relet_messages INDEXED BY relet_ready
-                     WHERE queue = q.id AND status > 'pending'
-                       AND worker_id IS NULL AND waits_for IS NULL AND finished_at IS NULL AND gate IS NULL),
+                     WHERE queue = q.id AND line = 0 AND status > 'pending'),
             q.gated, q.ageing_ms, q.paused_until, q.paused_at
             FROM main.relet_queues q WHERE q.name = ?1";
         let wall = tx.now.wall;
-        let look = tx.conn.prepare_cached(SQL)?.query_row(params![queue, wall, tx.now.awake], |row| {
-            let paused_until: Option<i64> = row.get(9)?;
-            let paused_at: Option<i64> = row.get(10)?;
-            Ok(Look {
+        let look = tx.conn.prepare_cached(SQL)?.query_row(params![queue, tx.now.awake], |row| {
+            let paused_until: Option<i64> = row.get(7)?;
+            let paused_at: Option<i64> = row.get(8)?;
+            let look = Look {
                 queue: row.get(0)?,
                 lease_ms: row.get(1)?,
-                ahead: row.get(2)? || paused_at.is_some_and(|at| at > wall),
-                due: row.get(3)?,
-                void: row.get(4)?,
-                deferred: row.get(5)?,
-                routed: row.get(6)?,
-                gated: row.get(7)?,
-                ageing_ms: row.get(8)?,
+                ahead: paused_at.is_some_and(|at| at > wall),
+                due: false,
+                void: row.get(3)?,
+                deferred: false,
+                routed: row.get(4)?,
+                gated: row.get(5)?,
+                ageing_ms: row.get(6)?,
                 paused: paused_until.is_some_and(|until| until > wall),
                 resumes: paused_until.is_some_and(|until| until <= wall),
-            })
+            };
+            Ok((look, row.get(2)?))
         });
-        Ok(look.optional()?)
+        match look.optional()? {
+            Some((look, true)) => look.at_what_waits(tx).map(Some),
+            Some((look, false)) => Ok(Some(look)),
+            None => Ok(None),
+        }
+    }
+
+    /// Something of this queue waits for an instant: has that come?
+    fn at_what_waits(self, tx: &Tx<'_>) -> Result<Look> {
+        const SQL: &str = "SELECT
+            EXISTS (SELECT 1 FROM main.relet_retry_queue INDEXED BY relet_set WHERE set_at IS NOT NULL AND set_at > ?2),
+            EXISTS (SELECT 1 FROM main.relet_retry_queue INDEXED BY relet_due
+                     WHERE queue = ?1 AND worker_id IS NULL AND behind = 0 AND due_at <= ?2),
+            EXISTS (SELECT 1 FROM main.relet_retry_queue INDEXED BY relet_retry_due
+                     WHERE queue = ?1 AND worker_id IS NOT NULL AND due_at <= ?2)";
+        Ok(tx.conn.prepare_cached(SQL)?.query_row([self.queue, tx.now.wall], |row| {
+            Ok(Look { ahead: self.ahead || row.get(0)?, due: row.get(1)?, deferred: row.get(2)?, ..self })
+        })?)
     }
 
     /// The ready messages that come first, up to `limit`: by priority, then by id. Where there are more lines than one, or
@@ -387,7 +402,7 @@ fn own_void(tx: &mut Tx<'_>, queue: i64, who: &Who, cleared: &mut usize) -> Resu
     const SQL: &str = "SELECT id FROM main.relet_messages INDEXED BY relet_leases
                         WHERE queue = ?1 AND lease_until IS NOT NULL AND lease_until <= ?2 AND worker_id = ?3
                         ORDER BY lease_until, id LIMIT ?4";
-    first_own(tx, who, cleared, |tx, limit| ids(tx, SQL, params![queue, tx.now.awake, &*who.label, limit]))
+    first_own(tx, who, cleared, |tx, limit| ids(tx.conn, SQL, params![queue, tx.now.awake, &*who.label, limit]))
 }
 
 /// The worker's own deferred message that is due.
@@ -395,7 +410,7 @@ fn own_deferred(tx: &mut Tx<'_>, queue: i64, who: &Who, cleared: &mut usize) -> 
     const SQL: &str = "SELECT message FROM main.relet_retry_queue INDEXED BY relet_retry_kept
                         WHERE queue = ?1 AND worker_id = ?3 AND worker_id IS NOT NULL AND due_at <= ?2
                         ORDER BY due_at, message LIMIT ?4";
-    first_own(tx, who, cleared, |tx, limit| ids(tx, SQL, params![queue, tx.now.wall, &*who.label, limit]))
+    first_own(tx, who, cleared, |tx, limit| ids(tx.conn, SQL, params![queue, tx.now.wall, &*who.label, limit]))
 }
 
 /// The first of its own that the worker may have now.
@@ -412,9 +427,8 @@ fn first_own(
             let Some(record) = Record::load(tx.conn, *id)? else { continue };
             let crashed = record.crashes > 0 || record.is_held();
             // What its gate has put off goes back to the gate's line, and keeps its place in it.
-            let of_its_line = record.gate.is_some()
-                && !record.is_held()
-                && retry_queue::kept_until(tx.conn, record.id)? <= tx.now.wall;
+            let of_its_line =
+                record.gate.is_some() && !record.is_held() && retry_queue::kept_until(tx.conn, &record)? <= tx.now.wall;
             if of_its_line || (crashed && !who.crashed) {
                 continue;
             }
@@ -435,17 +449,16 @@ fn first_own(
     Ok(None)
 }
 
-/// Moves what has become due into the ready index. Returns how many, at most [`STEP_MAX`].
+/// Moves what has become due into its line. Returns how many, at most [`STEP_MAX`].
 fn promote_due(tx: &mut Tx<'_>, queue: i64) -> Result<usize> {
-    const FIND: &str = "SELECT id FROM main.relet_messages INDEXED BY relet_due
-                         WHERE queue = ?1 AND waits_for = 'due' AND due_at <= ?2 ORDER BY due_at LIMIT ?3";
-    const PROMOTE: &str = "UPDATE main.relet_messages SET waits_for = NULL, parked_at = NULL WHERE id = ?1";
-    const UNQUEUE: &str = "DELETE FROM main.relet_retry_queue WHERE message = ?1";
-    let due = ids(tx, FIND, params![queue, tx.now.wall, STEP_MAX as i64])?;
+    const FIND: &str = "SELECT message FROM main.relet_retry_queue INDEXED BY relet_due
+                         WHERE queue = ?1 AND worker_id IS NULL AND behind = 0 AND due_at <= ?2 ORDER BY due_at LIMIT ?3";
+    const PROMOTE: &str = "UPDATE main.relet_messages
+                              SET line = ifnull((SELECT gate FROM main.relet_details WHERE message = ?1), 0) WHERE id = ?1";
+    let due = ids(tx.conn, FIND, params![queue, tx.now.wall, STEP_MAX as i64])?;
     for id in &due {
         tx.conn.prepare_cached(PROMOTE)?.execute([id])?;
-        let rows = tx.conn.prepare_cached(UNQUEUE)?.execute([id])?;
-        tx.count_retrying(queue, -(rows as i64));
+        retry_queue::take_id(tx, queue, *id)?;
     }
     Ok(due.len())
 }
@@ -455,7 +468,7 @@ fn take_back_void(tx: &mut Tx<'_>, queue: i64) -> Result<usize> {
     const SQL: &str = "SELECT id FROM main.relet_messages INDEXED BY relet_leases
                         WHERE queue = ?1 AND lease_until IS NOT NULL AND lease_until <= ?2
                         ORDER BY lease_until LIMIT ?3";
-    let found = ids(tx, SQL, params![queue, tx.now.awake, STEP_MAX as i64])?;
+    let found = ids(tx.conn, SQL, params![queue, tx.now.awake, STEP_MAX as i64])?;
     take_back_all(tx, &found)
 }
 
@@ -464,7 +477,7 @@ fn take_back_abandoned(tx: &mut Tx<'_>, queue: i64) -> Result<usize> {
     const SQL: &str = "SELECT message FROM main.relet_retry_queue INDEXED BY relet_retry_free
                         WHERE queue = ?1 AND kept_until IS NOT NULL AND kept_until <= ?2
                         ORDER BY kept_until LIMIT ?3";
-    let found = ids(tx, SQL, params![queue, tx.now.wall, STEP_MAX as i64])?;
+    let found = ids(tx.conn, SQL, params![queue, tx.now.wall, STEP_MAX as i64])?;
     take_back_all(tx, &found)
 }
 
@@ -477,19 +490,13 @@ fn take_back_all(tx: &mut Tx<'_>, found: &[i64]) -> Result<usize> {
     Ok(found.len())
 }
 
-fn ids(tx: &Tx<'_>, sql: &str, params: impl rusqlite::Params) -> Result<Vec<i64>> {
-    let mut statement = tx.conn.prepare_cached(sql)?;
-    let rows = statement.query_map(params, |row| row.get(0))?;
-    Ok(rows.collect::<rusqlite::Result<_>>()?)
-}
-
 /// Ends another's claim that is void (a crash, and a new token, so that the late holder's receipt is stale) or abandoned
 /// (no crash: nothing was running). Back to its route, or dead where a budget is spent. Returns the message as it is
 /// then, or `None` where it died.
 fn take_back(tx: &mut Tx<'_>, record: &Record) -> Result<Option<Record>> {
     const SQL: &str = "UPDATE main.relet_messages
                           SET status = ?2, worker_id = NULL, incarnation = NULL, lease_until = NULL, lease_ms = NULL,
-                              waits_for = NULL, due_at = NULL, parked_at = NULL, crashes = ?3, token = ?4, epoch = ?5
+                              line = ?3, due_at = NULL, crashes = ?4, token = ?5, epoch = ?6
                         WHERE id = ?1 AND status = 'processing'";
     let crashed = record.is_held();
     if crashed {
@@ -504,19 +511,30 @@ fn take_back(tx: &mut Tx<'_>, record: &Record) -> Result<Option<Record>> {
     back.status = record.after(Event::TakeBack, "taken back")?;
     back.worker = None;
     back.lease_until = None;
+    back.line = Some(record.own_line());
     back.due_at = None;
     if crashed {
         back.token += 1;
         back.epoch = tx.epoch;
     }
     retry_queue::take(tx, record)?;
-    tx.conn.prepare_cached(SQL)?.execute(params![record.id, back.status, back.crashes, back.token, back.epoch])?;
-    tx.count(record.queue, Some(record.status), Some(back.status));
+    let (line, crashes) = (back.line, back.crashes);
+    tx.conn.prepare_cached(SQL)?.execute(params![record.id, back.status, line, crashes, back.token, back.epoch])?;
+    details::given_back(tx.conn, &back)?;
+    tx.count(record.queue, Some(record.place()), Some(back.place()));
     groups::settle_turn(tx, record.queue, record.group.as_deref())?;
     if record.group.is_some() {
         return Record::load(tx.conn, record.id);
     }
     Ok(Some(back))
+}
+
+/// A start of a worker that another has superseded may not claim.
+fn check_start(conn: &Connection, who: &Who) -> Result<()> {
+    if who.incarnation == 0 || workers::is_present(conn, &who.label, who.incarnation)? {
+        return Ok(());
+    }
+    Err(Error::Superseded { label: who.label.to_string() })
 }
 
 /// Which budget forbids another claim after a crash, as the dead letter's reason.
@@ -542,14 +560,13 @@ fn take(
 ) -> Result<Option<Taken>> {
     // The predicate of this whole crate: status IN (the four that are claimable), or in processing and mine. What makes the
     // second half safe is the judgement that came before it, the new token, and the incarnation, which must be the one that
-    // is registered. (Written with OR, since SQLite builds a list of constants as a b-tree at each run.)
+    // is registered (`check_start`). (Written with OR, since SQLite builds a list of constants as a b-tree at each run.)
     const SQL: &str = "UPDATE main.relet_messages
         SET status = 'processing', worker_id = ?2, incarnation = ?3, lease_until = ?4, lease_ms = ?5, claimed_at = ?6,
-            token = ?7, epoch = ?8, attempts = ?9, crashes = ?10, waits_for = NULL, due_at = NULL, parked_at = NULL
+            token = ?7, epoch = ?8, attempts = ?9, crashes = ?10, line = NULL, due_at = NULL
         WHERE id = ?1
           AND (status = 'pending' OR status = 'queued' OR status = 'routing' OR status = 'pending_local'
-               OR (status = 'processing' AND worker_id = ?2))
-          AND (?3 = 0 OR EXISTS (SELECT 1 FROM main.relet_workers WHERE label = ?2 AND incarnation = ?3))";
+               OR (status = 'processing' AND worker_id = ?2))";
     let crashed = how == How::Recovered && record.is_held();
     record.crashes += u32::from(crashed);
     tx.durable |= record.id <= tx.boot_mark;
@@ -574,21 +591,25 @@ fn take(
         record.crashes,
     ])?;
     if changed == 0 {
-        return Err(Error::Superseded { label: who.label.to_string() });
+        return Err(Error::Corrupt {
+            detail: format!("message {} cannot be claimed, and stands among those that can", record.id),
+        });
     }
     retry_queue::take(tx, &record)?;
+    details::end_to_wait(tx.conn, &record)?;
     let resumed_while_held = how == How::Resumed && record.is_held();
     let gate = match record.gate {
         Some(gate) => {
             if !resumed_while_held {
-                gates::pass(tx, gate)?;
+                gates::pass(tx, gate, record.id)?;
             }
             Some(gates::name_of(tx.conn, gate)?)
         }
         None => None,
     };
-    tx.count(record.queue, Some(record.status), Some(to));
+    tx.count(record.queue, Some(record.place()), Some(Place::On(record.route)));
     record.status = to;
+    record.line = None;
     record.worker = Some(who.label.to_string());
     record.incarnation = who.incarnation;
     record.lease_until = Some(lease_until);

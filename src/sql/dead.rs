@@ -6,7 +6,8 @@ use rusqlite::{Connection, params};
 
 use crate::error::{Error, Result};
 use crate::message::MessageId;
-use crate::sql::{INLINE_MAX, Record, Tx, groups, retry_queue};
+use crate::sql::counters::Place;
+use crate::sql::{Extras, Record, Tx, details, finished, groups, keys, retry_queue};
 use crate::state::{Event, Status};
 
 /// How long a cancelled message is kept at least: a day, so that its holder learns of it.
@@ -39,7 +40,7 @@ pub(crate) fn give_up(
 pub(crate) fn give_up_if_spoiled(tx: &mut Tx<'_>, record: &Record, payload: &[u8]) -> Result<bool> {
     let reason = if record.is_expired(tx.now.wall) {
         EXPIRED
-    } else if payload.len() as i64 != record.payload_bytes || crc32fast::hash(payload) != record.payload_crc {
+    } else if crc32fast::hash(payload) != record.payload_crc {
         tx.durable = true;
         "damaged: its payload does not match the checksum that was stored with it"
     } else {
@@ -69,10 +70,8 @@ fn finish(
     by: By,
 ) -> Result<()> {
     const SQL: &str = "UPDATE main.relet_messages
-        SET status = ?2, worker_id = NULL, incarnation = NULL, lease_until = NULL, lease_ms = NULL, waits_for = NULL,
-            due_at = NULL, parked_at = NULL, finished_at = ?3, dead_reason = COALESCE(?4, dead_reason),
-            last_error = COALESCE(?5, last_error), token = ?6, attempts = ?7, crashes = ?8, deferrals = ?9,
-            releases = ?10, epoch = ?11, keep_until = ?12
+        SET status = ?2, worker_id = NULL, incarnation = NULL, lease_until = NULL, lease_ms = NULL, line = NULL, due_at = NULL,
+            token = ?3, epoch = ?4, attempts = ?5, crashes = ?6, extras = ?7
         WHERE id = ?1";
     let to = record.after(event, "finished")?;
     // As with a claim, the epoch goes with the token: after a power cut the same token may have been given out before.
@@ -81,21 +80,18 @@ fn finish(
         false => (record.token, record.epoch),
     };
     retry_queue::take(tx, record)?;
-    tx.conn.prepare_cached(SQL)?.execute(params![
-        record.id,
-        to,
-        tx.now.wall,
-        reason,
-        error,
-        token,
-        record.attempts,
-        record.crashes,
-        record.deferrals,
-        record.releases,
-        epoch,
-        (to == Status::Cancelled).then(|| tx.now.after(tx.defaults.retention.max(CANCELLED_KEPT))),
-    ])?;
-    tx.count(record.queue, Some(record.status), Some(to));
+    let mut record = record.clone();
+    if reason.is_some() || error.is_some() || record.extras.has(Extras::DETAILS) {
+        record.dead_reason = reason.map(str::to_owned).or(record.dead_reason);
+        record.last_error = error.map(str::to_owned).or(record.last_error);
+        details::save(tx.conn, &mut record)?;
+    }
+    let (attempts, crashes, extras) = (record.attempts, record.crashes, record.extras.bits());
+    tx.conn.prepare_cached(SQL)?.execute(params![record.id, to, token, epoch, attempts, crashes, extras])?;
+    let keep_until = (to == Status::Cancelled).then(|| tx.now.after(tx.defaults.retention.max(CANCELLED_KEPT)));
+    finished::put(tx.conn, record.id, to, tx.now.wall, keep_until)?;
+    details::ended(tx.conn, &record)?;
+    tx.count(record.queue, Some(record.place()), Some(Place::of(to, record.route, false)));
     groups::settle_turn(tx, record.queue, record.group.as_deref())
 }
 
@@ -103,19 +99,26 @@ fn finish(
 pub(crate) fn redrive(tx: &mut Tx<'_>, id: i64) -> Result<()> {
     // The time to live was over, or counted while it lay dead: it does not apply again.
     const SQL: &str = "UPDATE main.relet_messages
-        SET status = route, attempts = 0, crashes = 0, deferrals = 0, releases = 0, redrives = redrives + 1,
-            finished_at = NULL, expires_at = NULL, waits_for = ?2
-        WHERE id = ?1";
-    let record = Record::load(tx.conn, id)?.ok_or(Error::Gone { id: MessageId::new(id) })?;
+        SET status = route, attempts = 0, crashes = 0, line = ?2, extras = ?3 WHERE id = ?1";
+    let mut record = Record::load(tx.conn, id)?.ok_or(Error::Gone { id: MessageId::new(id) })?;
     let to = record.after(Event::Redrive, "redriven")?;
     if let Some(key) = &record.key
-        && let Some(holder) = Record::live_with_key(tx.conn, record.queue, key)?
+        && let Some(holder) = keys::holder(tx.conn, record.queue, key)?
     {
         return Err(Error::KeyTaken { id: MessageId::new(holder), key: key.clone() });
     }
-    // Parked first: whose turn it is, is judged once it is back in the line.
-    tx.conn.prepare_cached(SQL)?.execute(params![id, record.group.as_ref().map(|_| "group")])?;
-    tx.count(record.queue, Some(record.status), Some(to));
+    tx.count(record.queue, Some(record.place()), Some(Place::of(to, record.route, false)));
+    record.deferrals = 0;
+    record.releases = 0;
+    record.redrives += 1;
+    record.expires_at = None;
+    details::save(tx.conn, &mut record)?;
+    // Parked first: whose turn it is, is judged once it is back among its group.
+    let line = record.group.is_none().then(|| record.own_line());
+    tx.conn.prepare_cached(SQL)?.execute(params![id, line, record.extras.bits()])?;
+    finished::take(tx.conn, id)?;
+    keys::take(tx.conn, &record)?;
+    groups::join(tx.conn, &record, false)?;
     groups::settle_turn(tx, record.queue, record.group.as_deref())
 }
 
@@ -127,10 +130,11 @@ pub(crate) fn page(
     until: i64,
     limit: usize,
 ) -> Result<Vec<(i64, i64)>> {
-    const SQL: &str = "SELECT finished_at, id FROM main.relet_messages INDEXED BY relet_finished
-                        WHERE status = 'dead' AND finished_at IS NOT NULL AND (finished_at, id) > (?2, ?3)
-                          AND finished_at <= ?4 AND (?1 IS NULL OR queue = ?1)
-                        ORDER BY finished_at, id LIMIT ?5";
+    const SQL: &str = "SELECT f.finished_at, f.message FROM main.relet_finished f INDEXED BY relet_ends
+                         CROSS JOIN main.relet_messages m ON m.id = f.message
+                        WHERE f.status = 'dead' AND (f.finished_at, f.message) > (?2, ?3) AND f.finished_at <= ?4
+                          AND (?1 IS NULL OR m.queue = ?1)
+                        ORDER BY f.finished_at, f.message LIMIT ?5";
     let mut statement = conn.prepare_cached(SQL)?;
     let read = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?));
     let rows = statement.query_map(params![queue, after.0, after.1, until, limit as i64], read)?;
@@ -143,9 +147,13 @@ pub(crate) fn remove(tx: &mut Tx<'_>, record: &Record) -> Result<()> {
     const PAYLOAD: &str = "DELETE FROM main.relet_payloads WHERE message = ?1";
     retry_queue::take(tx, record)?;
     tx.conn.prepare_cached(MESSAGE)?.execute([record.id])?;
-    if record.payload_bytes > INLINE_MAX as i64 {
+    if record.extras.has(Extras::LARGE) {
         tx.conn.prepare_cached(PAYLOAD)?.execute([record.id])?;
     }
-    tx.count(record.queue, Some(record.status), None);
+    if !record.status.is_live() {
+        finished::take(tx.conn, record.id)?;
+    }
+    details::removed(tx, record)?;
+    tx.count(record.queue, Some(record.place()), None);
     Ok(())
 }

@@ -1,13 +1,15 @@
-//! Enqueue: one insert, and the look-ups that a key or a group asks for.
+//! Enqueue: one insert, and what few messages have beside it.
 
 use rusqlite::params;
 
-use crate::clock::{INSTANT_MAX, millis};
+use crate::clock::INSTANT_MAX;
 use crate::error::Result;
 use crate::message::{DEFERRALS_MAX, Enqueued, Message, MessageId, Start};
+use crate::sql::counters::Place;
 use crate::sql::dead::{self, By};
 use crate::sql::queues::{self, QueueRow};
-use crate::sql::{INLINE_MAX, Record, Tx, gates, groups};
+use crate::sql::retry_queue::{self, Wait};
+use crate::sql::{Extras, INLINE_MAX, Record, Tx, details, gates, groups, keys};
 
 /// Stores all messages, in order, or none.
 pub(crate) fn enqueue_all(tx: &mut Tx<'_>, queue: &str, messages: &[Message]) -> Result<Vec<Enqueued>> {
@@ -22,14 +24,9 @@ pub(crate) fn enqueue(tx: &mut Tx<'_>, queue: &str, message: &Message) -> Result
 }
 
 fn insert(tx: &mut Tx<'_>, queue: &QueueRow, message: &Message) -> Result<Enqueued> {
-    const INSERT: &str = "INSERT INTO main.relet_messages
-        (queue, status, route, priority, waits_for, due_at, parked_at, expires_at, key, group_key,
-         max_attempts, max_deferrals, retry, enqueued_at, payload_crc, payload_bytes, payload, gate, tick_at)
-        VALUES (?1, ?2, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18)";
-    const INSERT_LARGE: &str = "INSERT INTO main.relet_payloads (message, payload) VALUES (?1, ?2)";
     let now = tx.now.wall;
     if let Some(key) = &message.key
-        && let Some(id) = Record::live_with_key(tx.conn, queue.id, key)?
+        && let Some(id) = keys::holder(tx.conn, queue.id, key)?
     {
         // One that has expired will never be handed out, so it may not stand in the way of one that would be.
         match Record::load(tx.conn, id)?.filter(|record| record.is_expired(now)) {
@@ -40,19 +37,12 @@ fn insert(tx: &mut Tx<'_>, queue: &QueueRow, message: &Message) -> Result<Enqueu
             }
         }
     }
-    let (due_at, parked_at) = match message.start {
+    let (due_at, set_at) = match message.start {
         Start::Now => (None, None),
         Start::After(delay) => (Some(tx.now.after(delay)), Some(now)),
         Start::At(at) => (Some(at.min(INSTANT_MAX)), None),
     };
-    let (due_at, parked_at) = if due_at > Some(now) { (due_at, parked_at) } else { (None, None) };
-    let behind = match &message.group {
-        Some(group) => groups::has_live_member(tx, queue.id, group)?,
-        None => false,
-    };
-    let waits_for = if behind { Some("group") } else { due_at.map(|_| "due") };
-    let expires_at = message.ttl.map(|ttl| now.saturating_add(millis(ttl)).min(INSTANT_MAX));
-    let retry = message.retry.as_ref().map(serde_json::to_string).transpose()?;
+    let due_at = due_at.filter(|due_at| *due_at > now);
     let gate = match &message.gate {
         Some(gate) => Some(gates::find_or_make(tx, gate)?),
         None => queue.gate,
@@ -60,30 +50,94 @@ fn insert(tx: &mut Tx<'_>, queue: &QueueRow, message: &Message) -> Result<Enqueu
     if gate.is_some() && !queue.gated {
         queues::set_gated(tx, queue.id)?;
     }
+    let behind = match &message.group {
+        Some(group) => groups::has_live_member(tx, queue.id, group)?,
+        None => false,
+    };
+    let row = New {
+        id: tx.next_id()?,
+        line: (!behind && due_at.is_none()).then(|| gate.unwrap_or(0)),
+        due_at,
+        max_attempts: message.max_attempts.or(queue.max_attempts).unwrap_or(tx.defaults.max_attempts),
+    };
+    let is_plain = message.key.is_none()
+        && message.group.is_none()
+        && gate.is_none()
+        && message.tick_at.is_none()
+        && message.ttl.is_none()
+        && message.max_deferrals.is_none()
+        && message.retry.is_none();
+    if is_plain && due_at.is_none() {
+        store(tx, queue, message, &row, Extras::default())?;
+    } else {
+        let extras = Extras::default().and(Extras::DETAILS, !is_plain);
+        store(tx, queue, message, &row, extras)?;
+        let wait = due_at.map(|due_at| Wait { due_at, set_at, behind, ..Wait::default() });
+        put_beside(tx, message, row.id, gate, wait, !behind)?;
+    }
+    tx.count(queue.id, None, Some(Place::On(message.route)));
+    Ok(Enqueued { id: MessageId::new(row.id), existing: false })
+}
+
+/// What the row of a new message says, beside what the message says itself.
+struct New {
+    id: i64,
+    line: Option<i64>,
+    due_at: Option<i64>,
+    max_attempts: u32,
+}
+
+/// The message's own row, and its payload where that is too large for it.
+fn store(tx: &Tx<'_>, queue: &QueueRow, message: &Message, new: &New, extras: Extras) -> Result<()> {
+    const INSERT: &str = "INSERT INTO main.relet_messages
+        (id, queue, status, route, line, priority, extras, due_at, max_attempts, enqueued_at, payload_crc, payload)
+        VALUES (?1, ?2, ?3, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)";
+    const INSERT_LARGE: &str = "INSERT INTO main.relet_payloads (message, payload) VALUES (?1, ?2)";
     let large = message.payload.len() > INLINE_MAX;
-    let id = tx.conn.prepare_cached(INSERT)?.insert(params![
+    tx.conn.prepare_cached(INSERT)?.execute(params![
+        new.id,
         queue.id,
         message.route,
+        new.line,
         message.priority,
-        waits_for,
-        due_at,
-        parked_at,
-        expires_at,
-        message.key,
-        message.group,
-        message.max_attempts.or(queue.max_attempts).unwrap_or(tx.defaults.max_attempts),
-        message.max_deferrals.unwrap_or(DEFERRALS_MAX),
-        retry,
-        now,
+        extras.and(Extras::LARGE, large).bits(),
+        new.due_at,
+        new.max_attempts,
+        tx.now.wall,
         crc32fast::hash(&message.payload),
-        message.payload.len() as i64,
         (!large).then_some(&message.payload),
-        gate,
-        message.tick_at,
     ])?;
     if large {
-        tx.conn.prepare_cached(INSERT_LARGE)?.execute(params![id, message.payload])?;
+        tx.conn.prepare_cached(INSERT_LARGE)?.execute(params![new.id, message.payload])?;
     }
-    tx.count(queue.id, None, Some(message.route.into()));
-    Ok(Enqueued { id: MessageId::new(id), existing: false })
+    Ok(())
+}
+
+/// What only some messages have.
+fn put_beside(
+    tx: &mut Tx<'_>,
+    message: &Message,
+    id: i64,
+    gate: Option<i64>,
+    wait: Option<Wait<'_>>,
+    turn: bool,
+) -> Result<()> {
+    let Some(mut record) = Record::load_row(tx.conn, id)? else { return Ok(()) };
+    if record.extras.has(Extras::DETAILS) {
+        record.key = message.key.clone();
+        record.group = message.group.clone();
+        record.gate = gate;
+        record.tick_at = message.tick_at;
+        record.expires_at = message.ttl.map(|ttl| tx.now.after(ttl));
+        record.max_deferrals = message.max_deferrals.unwrap_or(DEFERRALS_MAX);
+        record.retry = message.retry.as_ref().map(serde_json::to_string).transpose()?;
+        details::save(tx.conn, &mut record)?;
+        keys::take(tx.conn, &record)?;
+        groups::join(tx.conn, &record, turn)?;
+        details::begin_to_wait(tx.conn, &record)?;
+    }
+    match wait {
+        Some(wait) => retry_queue::put(tx, &record, &wait),
+        None => Ok(()),
+    }
 }

@@ -1,8 +1,8 @@
 //! `relet_gates`: what may pass a valve now, and what changes that.
 //!
 //! A gate is asked when a message is handed out, in the same transaction, so its limits are exact for all processes. It
-//! keeps no count of what has passed: that is looked up, in an index of the leases, so that a death, an expiry or a lost
-//! claim frees a slot by itself. The rate is a token bucket kept as one number, the moment at which it will be full again
+//! keeps no count of what has passed: that is looked up, in the leases of those that have, so that a death, an expiry or a
+//! lost claim frees a slot by itself. The rate is a token bucket kept as one number, the moment at which it will be full again
 //! (the generic cell rate algorithm, ITU-T I.371), in integers, so that it is exact over any time.
 
 use std::time::Duration;
@@ -151,16 +151,18 @@ pub(crate) fn passage(conn: &Connection, gate: i64, now: Now) -> Result<Passage>
 
 /// Claims that have passed this gate since an instant and hold, counted up to `most`.
 fn held(conn: &Connection, gate: i64, now: Now, since: i64, most: i64) -> Result<i64> {
-    const SQL: &str = "SELECT count(*) FROM (SELECT 1 FROM main.relet_messages INDEXED BY relet_passed
-                        WHERE gate = ?1 AND gate IS NOT NULL AND lease_until IS NOT NULL AND lease_until > ?2
-                          AND claimed_at >= ?3 LIMIT ?4)";
+    const SQL: &str = "SELECT count(*) FROM (
+                         SELECT 1 FROM main.relet_passed p CROSS JOIN main.relet_messages m ON m.id = p.message
+                          WHERE p.gate = ?1 AND m.lease_until > ?2 AND m.claimed_at >= ?3 LIMIT ?4)";
     Ok(conn.prepare_cached(SQL)?.query_row(params![gate, now.awake, since, most], |row| row.get(0))?)
 }
 
-/// A message passes: its rate is charged for it.
-pub(crate) fn pass(tx: &Tx<'_>, gate: i64) -> Result<()> {
+/// A message passes: its rate is charged for it, and it counts as long as its lease runs.
+pub(crate) fn pass(tx: &Tx<'_>, gate: i64, message: i64) -> Result<()> {
+    const PASSED: &str = "INSERT OR IGNORE INTO main.relet_passed (gate, message) VALUES (?1, ?2)";
     const CHARGE: &str = "UPDATE main.relet_gates SET full_at = ?2 WHERE id = ?1";
     const OPENED: &str = "UPDATE main.relet_gates SET closed_at = closed_until WHERE id = ?1";
+    tx.conn.prepare_cached(PASSED)?.execute([gate, message])?;
     let Some(row) = find(tx.conn, gate)? else { return Ok(()) };
     // That it was closed is over, and does not begin again when the clock is set back.
     if row.closed.is_some_and(|(until, at)| at < until) {
@@ -169,6 +171,15 @@ pub(crate) fn pass(tx: &Tx<'_>, gate: i64) -> Result<()> {
     if let Some(rate) = row.rate {
         let used = rate.used(row.full_at, tx.now) + rate.period_ms;
         tx.conn.prepare_cached(CHARGE)?.execute(params![gate, rate.full_at(used, tx.now)])?;
+    }
+    Ok(())
+}
+
+/// The claim of what has passed has ended.
+pub(crate) fn leave(conn: &Connection, record: &Record) -> Result<()> {
+    const SQL: &str = "DELETE FROM main.relet_passed WHERE gate = ?1 AND message = ?2";
+    if let Some(gate) = record.gate {
+        conn.prepare_cached(SQL)?.execute([gate, record.id])?;
     }
     Ok(())
 }
@@ -269,12 +280,11 @@ pub(crate) fn next_opening(conn: &Connection, queue: i64, now: Now) -> Result<Op
 /// Every gate, by name.
 pub(crate) fn all(conn: &Connection, now: Now) -> Result<Vec<GateView>> {
     const SQL: &str = "SELECT closed_until, closed_at, slots, rate, period_ms, burst, full_at, window, name,
-        (SELECT count(*) FROM main.relet_messages m INDEXED BY relet_passed
-          WHERE m.gate = g.id AND m.gate IS NOT NULL AND m.lease_until IS NOT NULL AND m.lease_until > ?1),
+        (SELECT count(*) FROM main.relet_passed p CROSS JOIN main.relet_messages m ON m.id = p.message
+          WHERE p.gate = g.id AND m.lease_until > ?1),
         (SELECT ifnull(sum((SELECT count(*) FROM (
-           SELECT 1 FROM main.relet_messages m INDEXED BY relet_gated
-            WHERE m.queue = q.id AND m.gate = g.id AND m.gate IS NOT NULL AND m.worker_id IS NULL AND m.waits_for IS NULL
-              AND m.finished_at IS NULL LIMIT ?2))), 0) FROM main.relet_queues q)
+           SELECT 1 FROM main.relet_messages m INDEXED BY relet_ready
+            WHERE m.queue = q.id AND m.line = g.id LIMIT ?2))), 0) FROM main.relet_queues q)
         FROM main.relet_gates g ORDER BY name";
     let mut statement = conn.prepare_cached(SQL)?;
     let rows = statement.query_map(params![now.awake, GATE_WAITING_MAX as i64], |row| {

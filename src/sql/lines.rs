@@ -40,15 +40,11 @@ impl Head {
 
 /// The lines of a queue that pass a gate, as far as there is a message in them: two seeks each, however long they are.
 pub(crate) fn gated(conn: &Connection, queue: i64) -> Result<Vec<Line>> {
-    // Not `(gate, status) > (?2, ?3)`: SQLite would read all that is equal to these.
-    const NEXT_ROUTE: &str = "SELECT gate, status FROM main.relet_messages INDEXED BY relet_gated
-                               WHERE queue = ?1 AND gate = ?2 AND status > ?3
-                                 AND gate IS NOT NULL AND worker_id IS NULL AND waits_for IS NULL AND finished_at IS NULL
-                               ORDER BY status LIMIT 1";
-    const NEXT_GATE: &str = "SELECT gate, status FROM main.relet_messages INDEXED BY relet_gated
-                              WHERE queue = ?1 AND gate > ?2
-                                AND gate IS NOT NULL AND worker_id IS NULL AND waits_for IS NULL AND finished_at IS NULL
-                              ORDER BY gate, status LIMIT 1";
+    // Not `(line, status) > (?2, ?3)`: SQLite would read all that is equal to these.
+    const NEXT_ROUTE: &str = "SELECT line, status FROM main.relet_messages INDEXED BY relet_ready
+                               WHERE queue = ?1 AND line = ?2 AND status > ?3 ORDER BY status LIMIT 1";
+    const NEXT_GATE: &str = "SELECT line, status FROM main.relet_messages INDEXED BY relet_ready
+                              WHERE queue = ?1 AND line > ?2 ORDER BY line, status LIMIT 1";
     let mut next_route = conn.prepare_cached(NEXT_ROUTE)?;
     let mut next_gate = conn.prepare_cached(NEXT_GATE)?;
     let read = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?));
@@ -72,23 +68,14 @@ pub(crate) fn gated(conn: &Connection, queue: i64) -> Result<Vec<Line>> {
 /// The first message of a line; with `below`, the first of a lower priority than that; without `crashed`, the first that has
 /// not crashed yet, among the first [`CRASHED_MAX`].
 pub(crate) fn head(conn: &Connection, line: Line, below: Option<i32>, crashed: bool) -> Result<Option<Head>> {
-    const FREE: &str = "SELECT id, priority, ifnull(due_at, enqueued_at), enqueued_at, crashes
-                          FROM main.relet_messages INDEXED BY relet_ready
-                         WHERE queue = ?1 AND status = ?2 AND priority < ?3
-                           AND worker_id IS NULL AND waits_for IS NULL AND finished_at IS NULL AND gate IS NULL
-                         ORDER BY priority DESC, id LIMIT ?4";
-    const GATED: &str = "SELECT id, priority, ifnull(due_at, enqueued_at), enqueued_at, crashes
-                           FROM main.relet_messages INDEXED BY relet_gated
-                          WHERE queue = ?1 AND status = ?2 AND priority < ?3 AND gate = ?5
-                            AND gate IS NOT NULL AND worker_id IS NULL AND waits_for IS NULL AND finished_at IS NULL
-                          ORDER BY priority DESC, id LIMIT ?4";
+    const SQL: &str = "SELECT id, priority, ifnull(due_at, enqueued_at), enqueued_at, crashes
+                         FROM main.relet_messages INDEXED BY relet_ready
+                        WHERE queue = ?1 AND line = ?2 AND status = ?3 AND priority < ?4
+                        ORDER BY priority DESC, id LIMIT ?5";
     let below = below.unwrap_or(i32::MAX);
     let limit = if crashed { 1 } else { CRASHED_MAX };
-    let mut statement = conn.prepare_cached(if line.gate.is_some() { GATED } else { FREE })?;
-    let mut rows = match line.gate {
-        Some(gate) => statement.query(params![line.queue, line.route, below, limit, gate])?,
-        None => statement.query(params![line.queue, line.route, below, limit])?,
-    };
+    let mut statement = conn.prepare_cached(SQL)?;
+    let mut rows = statement.query(params![line.queue, line.gate.unwrap_or(0), line.route, below, limit])?;
     while let Some(row) = rows.next()? {
         if crashed || row.get::<_, i64>(4)? == 0 {
             let [id, since, enqueued_at] = [row.get(0)?, row.get(2)?, row.get(3)?];

@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::message::MessageId;
 use crate::sql::claim::{self, How, Obstacle, Routes, Who};
 use crate::sql::lines::{self, Line};
-use crate::sql::{PAYLOAD_COLUMN, Record, gates, queues, retry_queue, select_record};
+use crate::sql::{PAYLOAD_COLUMN, Record, counters, gates, queues, record, retry_queue, select_record};
 use crate::state::{Route, Status};
 use crate::view::{Filter, QueueStats, Retrying, Snapshot, Stuck, Why};
 
@@ -24,7 +24,7 @@ pub(crate) fn list(conn: &Connection, filter: &Filter, now: Now) -> Result<Vec<S
     );
     // Finished messages are found by their own index, since they may lie among many others.
     const FINISHED: &str = select_record!(
-        "INDEXED BY relet_finished WHERE m.status = ?3 AND m.finished_at IS NOT NULL AND m.id > ?1
+        "WHERE m.id IN (SELECT message FROM main.relet_finished INDEXED BY relet_ends WHERE status = ?3 AND message > ?1)
             AND (?2 IS NULL OR m.queue = ?2) ORDER BY m.id LIMIT ?4"
     );
     let queue = match &filter.queue {
@@ -47,7 +47,7 @@ pub(crate) fn list(conn: &Connection, filter: &Filter, now: Now) -> Result<Vec<S
             (true, None) => {
                 whole(conn, record.id, now).map(|found| found.expect("the row was read in this transaction"))
             }
-            (_, payload) => snapshot(conn, record, payload, now),
+            (_, payload) => snapshot(conn, record.complete(conn)?, payload, now),
         })
         .collect()
 }
@@ -65,6 +65,10 @@ fn whole(conn: &Connection, id: i64, now: Now) -> Result<Option<Snapshot>> {
 }
 
 pub(crate) fn snapshot(conn: &Connection, record: Record, payload: Option<Vec<u8>>, now: Now) -> Result<Snapshot> {
+    let payload_bytes = match &payload {
+        Some(payload) => payload.len(),
+        None => usize::try_from(record::payload_bytes(conn, record.id)?).unwrap_or(0),
+    };
     Ok(Snapshot {
         id: record.id(),
         queue: queues::name_of(conn, record.queue)?,
@@ -93,14 +97,14 @@ pub(crate) fn snapshot(conn: &Connection, record: Record, payload: Option<Vec<u8
         dead_reason: record.dead_reason,
         enqueued_at: record.enqueued_at,
         finished_at: record.finished_at,
-        payload_bytes: usize::try_from(record.payload_bytes).unwrap_or(0),
+        payload_bytes,
         payload,
     })
 }
 
 /// Why a message is not being handed out: what the claim's own judgement says to a worker that holds nothing.
 pub(crate) fn why(conn: &Connection, id: i64, now: Now) -> Result<Option<Why>> {
-    const REASON: &str = "SELECT reason FROM main.relet_retry_queue WHERE message = ?1";
+    const REASON: &str = "SELECT reason FROM main.relet_retry_queue WHERE queue = ?1 AND message = ?2";
     // No label is empty, so this is nobody's own.
     let anyone = Who { label: Arc::from(""), incarnation: 0, routes: Routes::ALL, lease: None, crashed: true };
     let Some(record) = Record::load(conn, id)? else { return Ok(None) };
@@ -116,8 +120,13 @@ pub(crate) fn why(conn: &Connection, id: i64, now: Now) -> Result<Option<Why>> {
         Err(Obstacle::Deferred { by, .. }) => Why::Deferred {
             by,
             due_at: record.due_at.unwrap_or(0),
-            abandoned_at: retry_queue::kept_until(conn, id)?,
-            reason: conn.prepare_cached(REASON)?.query_row([id], |row| row.get(0)).optional()?.unwrap_or_default(),
+            abandoned_at: retry_queue::kept_until(conn, &record)?,
+            reason: conn
+                .prepare_cached(REASON)?
+                .query_row([record.queue, id], |row| row.get::<_, Option<String>>(0))
+                .optional()?
+                .flatten()
+                .unwrap_or_default(),
         },
         Err(Obstacle::Due { until }) => Why::Due { at: until, after_error: record.last_error },
         Err(Obstacle::Group { behind }) => {
@@ -141,8 +150,8 @@ pub(crate) fn why(conn: &Connection, id: i64, now: Now) -> Result<Option<Why>> {
 /// How long it is until something in this queue becomes claimable by itself: it is due, kept no longer, or its lease runs out.
 pub(crate) fn next_event(conn: &Connection, queue: &str, now: Now) -> Result<Option<Duration>> {
     const SQL: &str = "SELECT
-        (SELECT due_at FROM main.relet_messages INDEXED BY relet_due
-          WHERE queue = q.id AND waits_for = 'due' AND due_at > ?2 ORDER BY due_at LIMIT 1),
+        (SELECT due_at FROM main.relet_retry_queue INDEXED BY relet_due
+          WHERE queue = q.id AND worker_id IS NULL AND behind = 0 AND due_at > ?2 ORDER BY due_at LIMIT 1),
         (SELECT due_at FROM main.relet_retry_queue INDEXED BY relet_retry_due
           WHERE queue = q.id AND worker_id IS NOT NULL AND due_at > ?2 ORDER BY due_at LIMIT 1),
         (SELECT kept_until FROM main.relet_retry_queue INDEXED BY relet_retry_free
@@ -168,7 +177,7 @@ pub(crate) fn next_event(conn: &Connection, queue: &str, now: Now) -> Result<Opt
 pub(crate) fn retry_queue(conn: &Connection, queue: Option<&str>, limit: usize) -> Result<Vec<Retrying>> {
     const SQL: &str = "SELECT r.message, q.name, r.worker_id, r.due_at, r.reason, r.count
                          FROM main.relet_retry_queue r JOIN main.relet_queues q ON q.id = r.queue
-                        WHERE ?1 IS NULL OR q.name = ?1
+                        WHERE r.reason IS NOT NULL AND (?1 IS NULL OR q.name = ?1)
                         ORDER BY r.due_at, r.message LIMIT ?2";
     let mut statement = conn.prepare_cached(SQL)?;
     let rows = statement.query_map(params![queue, limit as i64], |row| {
@@ -221,10 +230,10 @@ pub(crate) fn stuck(conn: &Connection, older_than: Duration, now: Now) -> Result
 
 /// Dead letters that were made within the last `within`, by queue: of the latest [`DEATHS_MAX`] and `more`.
 pub(crate) fn deaths(conn: &Connection, within: Duration, more: u64, now: Now) -> Result<BTreeMap<String, u64>> {
-    const SQL: &str = "SELECT q.name FROM main.relet_messages m INDEXED BY relet_finished
-                        CROSS JOIN main.relet_queues q ON q.id = m.queue
-                        WHERE m.status = 'dead' AND m.finished_at IS NOT NULL AND m.finished_at > ?1 AND m.finished_at <= ?2
-                        ORDER BY m.finished_at DESC LIMIT ?3";
+    const SQL: &str = "SELECT q.name FROM main.relet_finished f INDEXED BY relet_ends
+                        CROSS JOIN main.relet_messages m ON m.id = f.message CROSS JOIN main.relet_queues q ON q.id = m.queue
+                        WHERE f.status = 'dead' AND f.finished_at > ?1 AND f.finished_at <= ?2
+                        ORDER BY f.finished_at DESC LIMIT ?3";
     let since = now.wall.saturating_sub(millis(within));
     let most = i64::try_from(more.saturating_add(DEATHS_MAX)).unwrap_or(i64::MAX);
     let mut statement = conn.prepare_cached(SQL)?;
@@ -239,25 +248,20 @@ pub(crate) fn deaths(conn: &Connection, within: Duration, more: u64, now: Now) -
 /// Every queue's counters, and the ages that a few seeks tell.
 pub(crate) fn stats(conn: &Connection, stuck_after: Duration, now: Now) -> Result<Vec<QueueStats>> {
     const SQL: &str = "
-        SELECT name, pending, routing, queued, pending_local, processing, done, dead, cancelled, retrying, acked, id,
-               CASE WHEN paused_at > ?1 THEN ?1 + (paused_until - paused_at) ELSE paused_until END
+        SELECT name, id, CASE WHEN paused_at > ?1 THEN ?1 + (paused_until - paused_at) ELSE paused_until END
           FROM main.relet_queues ORDER BY name";
     let mut statement = conn.prepare_cached(SQL)?;
     let rows = statement.query_map([now.wall], |row| {
-        let mut by_status = [0; Status::ALL.len()];
-        for (column, count) in by_status.iter_mut().enumerate() {
-            *count = row.get::<_, i64>(column + 1)?.unsigned_abs();
-        }
         let queue = QueueStats {
             queue: row.get(0)?,
-            by_status,
-            retrying: row.get::<_, i64>(9)?.unsigned_abs(),
-            acked: row.get::<_, i64>(10)?.unsigned_abs(),
+            by_status: [0; Status::ALL.len()],
+            retrying: 0,
+            acked: 0,
             stuck: 0,
             oldest_waiting: None,
-            paused_until: row.get::<_, Option<i64>>(12)?.filter(|until| *until > now.wall),
+            paused_until: row.get::<_, Option<i64>>(2)?.filter(|until| *until > now.wall),
         };
-        Ok((row.get::<_, i64>(11)?, queue))
+        Ok((row.get::<_, i64>(1)?, queue))
     })?;
     let mut queues = rows.collect::<rusqlite::Result<Vec<_>>>()?;
     for stuck in stuck(conn, stuck_after, now)? {
@@ -266,6 +270,8 @@ pub(crate) fn stats(conn: &Connection, stuck_after: Duration, now: Now) -> Resul
         }
     }
     for (id, queue) in &mut queues {
+        let counted = counters::of(conn, *id)?;
+        (queue.by_status, queue.retrying, queue.acked) = (counted.by_status, counted.retrying, counted.acked);
         queue.oldest_waiting = oldest_waiting(conn, *id, now)?;
     }
     Ok(queues.into_iter().map(|(_, queue)| queue).collect())
@@ -274,8 +280,8 @@ pub(crate) fn stats(conn: &Connection, stuck_after: Duration, now: Now) -> Resul
 /// Age of the oldest message of a queue that waits in one of its lines: a seek for each line and each priority that is in
 /// use, and one for what has become due and has not been moved yet.
 fn oldest_waiting(conn: &Connection, queue: i64, now: Now) -> Result<Option<Duration>> {
-    const DUE: &str = "SELECT due_at FROM main.relet_messages INDEXED BY relet_due
-                        WHERE queue = ?1 AND waits_for = 'due' AND due_at <= ?2 ORDER BY due_at LIMIT 1";
+    const DUE: &str = "SELECT due_at FROM main.relet_retry_queue INDEXED BY relet_due
+                        WHERE queue = ?1 AND worker_id IS NULL AND behind = 0 AND due_at <= ?2 ORDER BY due_at LIMIT 1";
     let mut oldest: Option<i64> =
         conn.prepare_cached(DUE)?.query_row(params![queue, now.wall], |row| row.get(0)).optional()?;
     let free = Route::ALL.into_iter().map(|route| Line { queue, gate: None, route });

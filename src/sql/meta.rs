@@ -47,12 +47,6 @@ pub(crate) fn create(conn: &Connection) -> Result<()> {
     Ok(conn.execute_batch(include_str!("../../schema.sql"))?)
 }
 
-/// The largest message id that was ever given out.
-pub(crate) fn last_message(conn: &Connection) -> Result<i64> {
-    const SQL: &str = "SELECT seq FROM main.sqlite_sequence WHERE name = 'relet_messages'";
-    Ok(conn.prepare_cached(SQL)?.query_row([], |row| row.get(0)).optional()?.unwrap_or(0))
-}
-
 /// The machine was restarted: every lease of the boot before has run out, and no worker of it lives.
 pub(crate) fn void_all_claims(conn: &Connection) -> Result<()> {
     const LEASES: &str =
@@ -68,19 +62,18 @@ pub(crate) fn void_all_claims(conn: &Connection) -> Result<()> {
 
 /// Waits that were set as a span of time by a clock that is ahead of `now` (so it was set back since) begin again now.
 pub(crate) fn restart_waits(conn: &Connection, now: i64) -> Result<()> {
-    const ANY: &str = "SELECT EXISTS (SELECT 1 FROM main.relet_messages INDEXED BY relet_parked
-                                       WHERE parked_at IS NOT NULL AND parked_at > ?1)
+    const ANY: &str = "SELECT EXISTS (SELECT 1 FROM main.relet_retry_queue INDEXED BY relet_set
+                                       WHERE set_at IS NOT NULL AND set_at > ?1)
         OR EXISTS (SELECT 1 FROM main.relet_gates INDEXED BY relet_closed
                     WHERE closed_at IS NOT NULL AND closed_at > ?1)
         OR EXISTS (SELECT 1 FROM main.relet_queues INDEXED BY relet_paused
                     WHERE paused_at IS NOT NULL AND paused_at > ?1)";
-    const RETRIES: &str = "UPDATE main.relet_retry_queue AS r
-                              SET due_at = ?1 + (r.due_at - m.parked_at), kept_until = ?1 + (r.kept_until - m.parked_at)
-                             FROM main.relet_messages m
-                            WHERE m.id = r.message AND m.parked_at > ?1";
-    const MESSAGES: &str = "UPDATE main.relet_messages INDEXED BY relet_parked
-                               SET due_at = ?1 + (due_at - parked_at), parked_at = ?1
-                             WHERE parked_at IS NOT NULL AND parked_at > ?1";
+    const MESSAGES: &str = "UPDATE main.relet_messages AS m SET due_at = ?1 + (r.due_at - r.set_at)
+                              FROM main.relet_retry_queue r INDEXED BY relet_set
+                             WHERE r.set_at IS NOT NULL AND r.set_at > ?1 AND m.id = r.message";
+    const RETRIES: &str = "UPDATE main.relet_retry_queue INDEXED BY relet_set
+                              SET due_at = ?1 + (due_at - set_at), kept_until = ?1 + (kept_until - set_at), set_at = ?1
+                            WHERE set_at IS NOT NULL AND set_at > ?1";
     const GATES: &str = "UPDATE main.relet_gates INDEXED BY relet_closed
                             SET closed_until = ?1 + (closed_until - closed_at), closed_at = ?1
                           WHERE closed_at IS NOT NULL AND closed_at > ?1";
@@ -90,8 +83,8 @@ pub(crate) fn restart_waits(conn: &Connection, now: i64) -> Result<()> {
     if conn.prepare_cached(ANY)?.query_row([now], |row| row.get(0))? {
         conn.prepare_cached(GATES)?.execute([now])?;
         conn.prepare_cached(QUEUES)?.execute([now])?;
-        conn.prepare_cached(RETRIES)?.execute([now])?;
         conn.prepare_cached(MESSAGES)?.execute([now])?;
+        conn.prepare_cached(RETRIES)?.execute([now])?;
     }
     Ok(())
 }

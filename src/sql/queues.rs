@@ -1,11 +1,10 @@
-//! `relet_queues`: a queue's id, its defaults and its counters.
+//! `relet_queues`: a queue's id and its defaults.
 
 use rusqlite::{Connection, OptionalExtension, params};
 
 use crate::clock::{INSTANT_MAX, Now};
 use crate::error::Result;
-use crate::sql::{Tx, gates, meta};
-use crate::state::Status;
+use crate::sql::{Tx, counters, gates, meta};
 
 /// What a queue's row says about its messages.
 #[derive(Debug, Clone, Default)]
@@ -32,6 +31,7 @@ pub(crate) fn find_or_make(tx: &Tx<'_>, name: &str) -> Result<QueueRow> {
         return Ok(queue);
     }
     let id = tx.conn.prepare_cached(SQL)?.insert([name])?;
+    counters::make(tx.conn, id)?;
     Ok(QueueRow { id, ..QueueRow::default() })
 }
 
@@ -113,71 +113,4 @@ pub(crate) fn lease_of(conn: &Connection, queue: i64) -> Result<Option<i64>> {
 pub(crate) fn name_of(conn: &Connection, queue: i64) -> Result<String> {
     const SQL: &str = "SELECT name FROM main.relet_queues WHERE id = ?1";
     Ok(conn.prepare_cached(SQL)?.query_row([queue], |row| row.get(0))?)
-}
-
-/// How the counters change in this transaction: summed, and written once a queue at its end.
-#[derive(Debug, Default)]
-pub(crate) struct Counts(Vec<Change>);
-
-#[derive(Debug)]
-struct Change {
-    queue: i64,
-    /// By status, in the order of [`Status::ALL`].
-    by_status: [i64; Status::ALL.len()],
-    retrying: i64,
-    acked: i64,
-}
-
-impl Counts {
-    fn of(&mut self, queue: i64) -> &mut Change {
-        let at = self.0.iter().position(|change| change.queue == queue).unwrap_or_else(|| {
-            self.0.push(Change { queue, by_status: [0; 8], retrying: 0, acked: 0 });
-            self.0.len() - 1
-        });
-        &mut self.0[at]
-    }
-
-    pub(crate) fn write(self, conn: &Connection) -> Result<()> {
-        const SQL: &str = "UPDATE main.relet_queues
-                              SET pending = pending + ?2, routing = routing + ?3, queued = queued + ?4,
-                                  pending_local = pending_local + ?5, processing = processing + ?6, done = done + ?7,
-                                  dead = dead + ?8, cancelled = cancelled + ?9, retrying = retrying + ?10,
-                                  acked = acked + ?11
-                            WHERE id = ?1";
-        for Change {
-            queue,
-            by_status: [pending, routing, queued, local, processing, done, dead, cancelled],
-            retrying,
-            acked,
-        } in self.0
-        {
-            conn.prepare_cached(SQL)?.execute(params![
-                queue, pending, routing, queued, local, processing, done, dead, cancelled, retrying, acked
-            ])?;
-        }
-        Ok(())
-    }
-}
-
-impl Tx<'_> {
-    /// A message of `queue` goes from one status to another; `None` is outside the table.
-    pub(crate) fn count(&mut self, queue: i64, from: Option<Status>, to: Option<Status>) {
-        let change = self.counts.of(queue);
-        if let Some(from) = from {
-            change.by_status[from as usize] -= 1;
-        }
-        if let Some(to) = to {
-            change.by_status[to as usize] += 1;
-        }
-    }
-
-    /// The retry queue has so many more rows of `queue`.
-    pub(crate) fn count_retrying(&mut self, queue: i64, by: i64) {
-        self.counts.of(queue).retrying += by;
-    }
-
-    /// A message of `queue` was acked.
-    pub(crate) fn count_acked(&mut self, queue: i64) {
-        self.counts.of(queue).acked += 1;
-    }
 }

@@ -1,55 +1,79 @@
-//! `relet_retry_queue`: the messages whose next try is set for later.
+//! `relet_retry_queue`: the messages whose next try, or first, is set for later.
 
 use rusqlite::{Connection, OptionalExtension, params};
 
 use crate::error::Result;
 use crate::sql::{Record, Tx};
 
-/// Puts a message there. `kept` keeps it for that worker, until that instant.
-pub(crate) fn put(
-    tx: &mut Tx<'_>,
-    record: &Record,
-    kept: Option<(&str, i64)>,
-    due_at: i64,
-    reason: &str,
-    count: u32,
-) -> Result<()> {
+/// A wait for an instant.
+#[derive(Debug, Default)]
+pub(crate) struct Wait<'a> {
+    pub(crate) due_at: i64,
+    /// When that was set as a span of time.
+    pub(crate) set_at: Option<i64>,
+    /// Deferred: the worker it is kept for, and until when.
+    pub(crate) kept: Option<(&'a str, i64)>,
+    /// The turn of its group comes first.
+    pub(crate) behind: bool,
+    /// Why, and which failure or deferral it was; `None`: it has not been tried.
+    pub(crate) reason: Option<(&'a str, u32)>,
+}
+
+/// Puts a message there.
+pub(crate) fn put(tx: &mut Tx<'_>, record: &Record, wait: &Wait<'_>) -> Result<()> {
     const SQL: &str =
-        "INSERT INTO main.relet_retry_queue (message, queue, worker_id, due_at, kept_until, reason, count)
-                       VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
-    let (worker, kept_until) = kept.unzip();
+        "INSERT INTO main.relet_retry_queue (queue, message, worker_id, due_at, set_at, kept_until, behind, reason, count)
+                       VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)";
+    let (worker, kept_until) = wait.kept.unzip();
+    let (reason, count) = wait.reason.unzip();
     tx.conn.prepare_cached(SQL)?.execute(params![
-        record.id,
         record.queue,
+        record.id,
         worker,
-        due_at,
+        wait.due_at,
+        wait.set_at,
         kept_until,
+        wait.behind,
         reason,
-        count
+        count.unwrap_or(0),
     ])?;
-    tx.count_retrying(record.queue, 1);
+    tx.count_retrying(record.queue, i64::from(reason.is_some()));
     Ok(())
 }
 
 /// When a deferred message is no longer kept for its worker.
-pub(crate) fn kept_until(conn: &Connection, message: i64) -> Result<i64> {
-    const SQL: &str = "SELECT kept_until FROM main.relet_retry_queue WHERE message = ?1";
+pub(crate) fn kept_until(conn: &Connection, record: &Record) -> Result<i64> {
+    const SQL: &str = "SELECT kept_until FROM main.relet_retry_queue WHERE queue = ?1 AND message = ?2";
     Ok(conn
         .prepare_cached(SQL)?
-        .query_row([message], |row| row.get::<_, Option<i64>>(0))
+        .query_row([record.queue, record.id], |row| row.get::<_, Option<i64>>(0))
         .optional()?
         .flatten()
         .unwrap_or(0))
 }
 
+/// A member of a group waits for its turn before its instant counts, or no longer. Returns whether it has an instant to wait for.
+pub(crate) fn set_behind(conn: &Connection, queue: i64, message: i64, behind: bool) -> Result<bool> {
+    const SQL: &str = "UPDATE main.relet_retry_queue SET behind = ?3 WHERE queue = ?1 AND message = ?2";
+    Ok(conn.prepare_cached(SQL)?.execute(params![queue, message, behind])? > 0)
+}
+
 /// Takes a message out, if it is there.
 pub(crate) fn take(tx: &mut Tx<'_>, record: &Record) -> Result<()> {
-    const SQL: &str = "DELETE FROM main.relet_retry_queue WHERE message = ?1";
     // Only what waits, or has just stopped waiting, for an instant can have a row.
-    if record.due_at.is_none() {
-        return Ok(());
+    match record.due_at {
+        Some(_) => take_id(tx, record.queue, record.id),
+        None => Ok(()),
     }
-    let rows = tx.conn.prepare_cached(SQL)?.execute([record.id])?;
-    tx.count_retrying(record.queue, -(rows as i64));
+}
+
+pub(crate) fn take_id(tx: &mut Tx<'_>, queue: i64, message: i64) -> Result<()> {
+    const FIND: &str = "SELECT reason IS NOT NULL FROM main.relet_retry_queue WHERE queue = ?1 AND message = ?2";
+    const SQL: &str = "DELETE FROM main.relet_retry_queue WHERE queue = ?1 AND message = ?2";
+    let found: Option<bool> = tx.conn.prepare_cached(FIND)?.query_row([queue, message], |row| row.get(0)).optional()?;
+    if let Some(tried) = found {
+        tx.conn.prepare_cached(SQL)?.execute([queue, message])?;
+        tx.count_retrying(queue, -i64::from(tried));
+    }
     Ok(())
 }

@@ -10,9 +10,11 @@ use crate::message::{MessageId, RELEASES_MAX, cut};
 use crate::options::DEFERRAL_GRACE;
 use crate::receipt::Receipt;
 use crate::retry::Retry;
+use crate::sql::counters::Place;
 use crate::sql::dead::{self, By};
 use crate::sql::gates::Passage;
-use crate::sql::{Record, Tx, gates, groups, queues, retry_queue};
+use crate::sql::retry_queue::{self, Wait};
+use crate::sql::{Record, Tx, details, finished, gates, groups, queues};
 use crate::state::{Event, Route, Status};
 
 /// A way to end a claim, or to hold it longer.
@@ -162,20 +164,15 @@ pub(crate) fn guard(tx: &Tx<'_>, receipt: Receipt) -> Result<()> {
 
 fn ack(tx: &mut Tx<'_>, record: Record) -> Result<Status> {
     const KEEP: &str = "UPDATE main.relet_messages
-        SET status = ?2, worker_id = NULL, incarnation = NULL, lease_until = NULL, lease_ms = NULL, finished_at = ?3,
-            keep_until = ?4
-        WHERE id = ?1";
+        SET status = ?2, worker_id = NULL, incarnation = NULL, lease_until = NULL, lease_ms = NULL WHERE id = ?1";
     let to = record.after(Event::Ack, "acked")?;
     if tx.defaults.retention.is_zero() {
         dead::remove(tx, &record)?;
     } else {
-        tx.conn.prepare_cached(KEEP)?.execute(params![
-            record.id,
-            to,
-            tx.now.wall,
-            tx.now.after(tx.defaults.retention)
-        ])?;
-        tx.count(record.queue, Some(record.status), Some(to));
+        tx.conn.prepare_cached(KEEP)?.execute(params![record.id, to])?;
+        finished::put(tx.conn, record.id, to, tx.now.wall, Some(tx.now.after(tx.defaults.retention)))?;
+        details::ended(tx.conn, &record)?;
+        tx.count(record.queue, Some(record.place()), Some(Place::Done));
     }
     tx.count_acked(record.queue);
     gates::widen(tx, &record)?;
@@ -218,28 +215,31 @@ fn release(tx: &mut Tx<'_>, mut record: Record) -> Result<Status> {
     give_back(tx, record, Event::Release, None)
 }
 
-/// Back to its route: ready, or parked until it is due.
-fn give_back(tx: &mut Tx<'_>, record: Record, event: Event, retry: Option<(i64, &str, u32)>) -> Result<Status> {
+/// Back to its route: in its line, or parked until it is due.
+fn give_back(tx: &mut Tx<'_>, mut record: Record, event: Event, retry: Option<(i64, &str, u32)>) -> Result<Status> {
     const SQL: &str = "UPDATE main.relet_messages
         SET status = ?2, worker_id = NULL, incarnation = NULL, lease_until = NULL, lease_ms = NULL,
-            waits_for = CASE WHEN ?3 IS NOT NULL THEN 'due' END, due_at = ?3, parked_at = ?4,
-            last_error = COALESCE(?5, last_error), attempts = ?6, releases = ?7
+            line = ?3, due_at = ?4, attempts = ?5, extras = ?6
         WHERE id = ?1";
     let to = record.after(event, "given back")?;
     let parked = retry.filter(|(due_at, _, _)| *due_at > tx.now.wall);
+    if let Some((_, error, _)) = retry {
+        record.last_error = Some(error.to_owned());
+    }
+    details::save(tx.conn, &mut record)?;
     tx.conn.prepare_cached(SQL)?.execute(params![
         record.id,
         to,
+        parked.is_none().then(|| record.own_line()),
         parked.map(|(due_at, _, _)| due_at),
-        parked.map(|_| tx.now.wall),
-        retry.map(|(_, error, _)| error),
         record.attempts,
-        record.releases,
+        record.extras.bits(),
     ])?;
     if let Some((due_at, error, count)) = parked {
-        retry_queue::put(tx, &record, None, due_at, error, count)?;
+        let set_at = Some(tx.now.wall);
+        retry_queue::put(tx, &record, &Wait { due_at, set_at, reason: Some((error, count)), ..Wait::default() })?;
     }
-    tx.count(record.queue, Some(record.status), Some(to));
+    details::given_back(tx.conn, &record)?;
     groups::settle_turn(tx, record.queue, record.group.as_deref())?;
     Ok(to)
 }
@@ -260,8 +260,7 @@ fn defer(
     grace: Option<Duration>,
 ) -> Result<Status> {
     const SQL: &str = "UPDATE main.relet_messages
-        SET lease_until = NULL, lease_ms = NULL, due_at = ?2, parked_at = ?3, deferrals = ?4, attempts = ?5
-        WHERE id = ?1";
+        SET lease_until = NULL, lease_ms = NULL, due_at = ?2, attempts = ?3, extras = ?4 WHERE id = ?1";
     record.deferrals += 1;
     record.attempts = record.attempts.saturating_sub(1);
     if record.deferrals >= record.max_deferrals {
@@ -271,11 +270,14 @@ fn defer(
     }
     let to = record.after(Event::Defer, "deferred")?;
     let due_at = tx.now.after(delay);
-    tx.conn.prepare_cached(SQL)?.execute(params![record.id, due_at, tx.now.wall, record.deferrals, record.attempts])?;
-    let worker = record.worker.clone();
+    details::save(tx.conn, &mut record)?;
+    gates::leave(tx.conn, &record)?;
+    tx.conn.prepare_cached(SQL)?.execute(params![record.id, due_at, record.attempts, record.extras.bits()])?;
     let kept_until = grace.map_or(due_at, |grace| due_at.saturating_add(millis(grace)));
-    let kept = worker.as_deref().map(|worker| (worker, kept_until));
-    retry_queue::put(tx, &record, kept, due_at, reason, record.deferrals)?;
+    let kept = record.worker.as_deref().map(|worker| (worker, kept_until));
+    let reason = Some((reason, record.deferrals));
+    retry_queue::put(tx, &record, &Wait { due_at, set_at: Some(tx.now.wall), kept, reason, ..Wait::default() })?;
+    tx.count(record.queue, Some(record.place()), Some(Place::Deferred));
     Ok(to)
 }
 
@@ -309,7 +311,9 @@ pub(crate) fn reroute(tx: &mut Tx<'_>, id: i64, route: Route) -> Result<()> {
         }
     };
     tx.conn.prepare_cached(SQL)?.execute(params![id, route, to])?;
-    tx.count(record.queue, Some(record.status), Some(to));
+    if record.place() != Place::Deferred {
+        tx.count(record.queue, Some(Place::On(record.route)), Some(Place::On(route)));
+    }
     tx.touch = true;
     Ok(())
 }

@@ -34,6 +34,13 @@ pub(crate) fn find(conn: &Connection, label: &str) -> Result<Option<WorkerRow>> 
     Ok(conn.prepare_cached(SQL)?.query_row([label], WorkerRow::read).optional()?)
 }
 
+/// Whether this is the present start of the label.
+pub(crate) fn is_present(conn: &Connection, label: &str, incarnation: i64) -> Result<bool> {
+    const SQL: &str = "SELECT incarnation = ?2 FROM main.relet_workers WHERE label = ?1";
+    let present = conn.prepare_cached(SQL)?.query_row(params![label, incarnation], |row| row.get(0)).optional()?;
+    Ok(present.unwrap_or(false))
+}
+
 pub(crate) fn all(conn: &Connection) -> Result<Vec<WorkerRow>> {
     const SQL: &str = "SELECT label, incarnation, pid, started_at, lock FROM main.relet_workers ORDER BY label";
     let mut statement = conn.prepare_cached(SQL)?;
@@ -98,7 +105,8 @@ pub(crate) fn strike(tx: &Tx<'_>, label: &str, incarnation: i64) -> Result<()> {
     const UNKEEP: &str = "UPDATE main.relet_retry_queue INDEXED BY relet_retry_kept SET kept_until = due_at
                            WHERE queue IN (SELECT id FROM main.relet_queues) AND worker_id = ?1 AND worker_id IS NOT NULL
                              AND kept_until > due_at
-                             AND EXISTS (SELECT 1 FROM main.relet_messages m WHERE m.id = message AND m.incarnation <> 0)";
+                             AND EXISTS (SELECT 1 FROM main.relet_messages m
+                                          WHERE m.id = relet_retry_queue.message AND m.incarnation <> 0)";
     if tx.conn.prepare_cached(STRIKE)?.execute(params![label, incarnation])? == 1 {
         tx.conn.prepare_cached(UNKEEP)?.execute([label])?;
     }
