@@ -813,8 +813,9 @@ fn a_reboot_voids_every_claim_and_touches_nothing_else() {
     let after = zoo.rows();
     for id in deferred {
         let before = before.get_mut(&id.get()).unwrap();
-        let [.., retry] = before.as_mut_slice() else { panic!("{id} is not in the retry queue") };
-        retry[4] = retry[3].clone(); // kept_until, due_at
+        // Of the tables here, only the retry queue has nine columns, after the id.
+        let retry = before.iter_mut().find(|row| row.len() == 1 + 9).expect("it is in the retry queue");
+        retry[6] = retry[4].clone(); // kept_until, due_at
         assert_eq!(after[&id.get()], *before);
     }
 }

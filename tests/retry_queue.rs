@@ -173,9 +173,15 @@ fn every_instant_is_stored_as_an_integer() {
     gate.close_for(HOUR).unwrap();
     let conn = Connection::open(folder.file()).unwrap();
     let mut seen = 0;
-    for table in
-        ["relet_messages", "relet_retry_queue", "relet_finished", "relet_workers", "relet_queues", "relet_gates"]
-    {
+    for table in [
+        "relet_messages",
+        "relet_details",
+        "relet_retry_queue",
+        "relet_finished",
+        "relet_workers",
+        "relet_queues",
+        "relet_gates",
+    ] {
         let columns: Vec<String> = conn
             .prepare(&format!(
                 "SELECT name FROM pragma_table_info('{table}')

@@ -257,7 +257,7 @@ fn role_stores_instants() {
 fn are_integers(path: &Path) {
     let conn = plain(path);
     let mut instants = 0;
-    for table in ["messages", "retry_queue", "workers", "queues"] {
+    for table in ["messages", "details", "finished", "retry_queue", "workers", "queues"] {
         let columns: Vec<String> = {
             let mut statement = conn.prepare("SELECT name FROM pragma_table_info(?1)").unwrap();
             let names = statement.query_map([format!("relet_{table}")], |row| row.get(0)).unwrap();
@@ -271,7 +271,7 @@ fn are_integers(path: &Path) {
             instants += types.len();
         }
     }
-    // due, parked, expires, claimed, enqueued, finished, lease_until, lease_ms; due; started.
+    // due, claimed, enqueued, lease_until, lease_ms; expires; finished; due, set; started.
     assert_eq!(instants, 10, "each of them was seen with a value");
     assert_eq!(number(&conn, "SELECT min(enqueued_at) FROM relet_messages"), EDGE - HOUR);
 }
