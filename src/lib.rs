@@ -60,3 +60,6 @@ pub use view::{
 };
 pub use worker::Worker;
 pub use workers::{Builder, Stopped, Workers};
+
+#[cfg(test)]
+mod cost;

@@ -22,6 +22,18 @@ impl Bare {
         Bare(Mutex::new(conn))
     }
 
+    pub fn with(&self, look: impl FnOnce(&Connection)) {
+        look(&self.0.lock());
+    }
+
+    /// Ends a claim and makes the next one, in one commit.
+    pub fn step(&self, id: i64) -> i64 {
+        self.transaction(|conn| {
+            delete(conn, id)?;
+            take(conn)
+        })
+    }
+
     fn transaction<T>(&self, work: impl FnOnce(&Connection) -> Result<T>) -> T {
         transaction(&self.0.lock(), work)
     }

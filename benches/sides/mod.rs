@@ -59,6 +59,10 @@ impl Relet {
         let worker = store.worker(LABEL).expect("the worker starts");
         Relet { store, worker }
     }
+
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
 }
 
 impl Side for Relet {

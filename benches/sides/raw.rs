@@ -36,6 +36,16 @@ impl Raw {
         look(&self.0.lock());
     }
 
+    /// Ends a claim and makes the next one, in one commit.
+    pub fn step(&self, receipt: Receipt) -> Receipt {
+        self.transaction(|conn| {
+            delete(conn, receipt)?;
+            let next = take(conn)?;
+            count(conn, -1, 0, 1)?;
+            Ok(next)
+        })
+    }
+
     fn transaction<T>(&self, work: impl FnOnce(&Connection) -> Result<T>) -> T {
         transaction(&self.0.lock(), work)
     }
