@@ -1,10 +1,11 @@
-//! What a message costs inside SQLite: the statements that run on its way, and the steps of SQLite's machine that each takes.
-//! Only a test: `COSTS` is what the code as it is takes, so that no change makes it more unseen.
+//! What a message costs inside SQLite: the statements on its way, and the steps that SQLite's machine takes for each. A test,
+//! and no code: [`COSTS`] is what the code takes as it is, so that no change takes more unseen.
 //!
-//! The steps depend on the version of SQLite, so they are those of the one that is compiled in.
+//! The steps are those of the SQLite that is compiled in; another version may take a few more or less.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::fmt::Write;
 
 use rusqlite::StatementStatus;
 use rusqlite::trace::{TraceEvent, TraceEventCodes};
@@ -12,11 +13,152 @@ use rusqlite::trace::{TraceEvent, TraceEventCodes};
 use crate::claim::Claim;
 use crate::sql::settle::Settle;
 use crate::store::Store;
-use crate::worker::Worker;
 
-/// A statement, how often it runs, and the steps of all its runs together.
-type Line<'a> = (&'a str, u32, u32);
+/// A statement, how often it runs, and the steps of all these runs.
+type Line = (&'static str, u32, u32);
 
-/// Of each operation, its statements in the order in which they first run. The statements are exact, the steps the most that
-/// they may take. When a change is meant, the failing test prints this table anew.
-const COSTS: &[(&str, &[Line<'_>])] = &[];
+/// Of each operation its statements, in the order in which they first run. Which ones and how often is exact, of the steps it
+/// is the most. After a change that is meant, the test that fails prints this table anew.
+#[rustfmt::skip]
+const COSTS: &[(&str, &[Line])] = &[
+];
+
+/// A run of a statement: its text, and its steps.
+type Run = (String, u32);
+
+thread_local! {
+    static RUNS: RefCell<Vec<Run>> = const { RefCell::new(Vec::new()) };
+    /// The steps of a statement in all its runs so far: SQLite only tells the sum.
+    static STEPS: RefCell<HashMap<String, u32>> = RefCell::default();
+}
+
+fn note(event: TraceEvent<'_>) {
+    let TraceEvent::Profile(statement, _) = event else { return };
+    let text = statement.sql().into_owned();
+    let sum = u32::try_from(statement.get_status(StatementStatus::VmStep)).unwrap_or(0);
+    let before = STEPS.with_borrow_mut(|steps| steps.insert(text.clone(), sum)).unwrap_or(0);
+    // A smaller sum is that of a statement which was prepared anew.
+    let steps = if sum >= before { sum - before } else { sum };
+    RUNS.with_borrow_mut(|runs| runs.push((text, steps)));
+}
+
+/// What an operation runs. Now and then relet does something more (it looks for dead workers, it prunes); so the operation is
+/// repeated, and what most of its repetitions run is what counts.
+fn usual(mut operation: impl FnMut()) -> Vec<Run> {
+    const REPETITIONS: usize = 20;
+    let mut seen: HashMap<Vec<Run>, usize> = HashMap::new();
+    for _ in 0..REPETITIONS {
+        RUNS.take();
+        operation();
+        *seen.entry(RUNS.take()).or_default() += 1;
+    }
+    let (runs, times) = seen.into_iter().max_by_key(|(_, times)| *times).unwrap();
+    assert!(times > REPETITIONS / 2, "an operation is the same most of the time: {times} of {REPETITIONS}");
+    runs
+}
+
+/// The runs of each statement, taken together: its name, how often, and the steps.
+fn lines(runs: &[Run]) -> Vec<(String, u32, u32)> {
+    let mut lines: Vec<(&str, u32, u32)> = Vec::new();
+    for (text, steps) in runs {
+        match lines.iter_mut().find(|line| line.0 == text) {
+            Some(line) => (line.1, line.2) = (line.1 + 1, line.2 + steps),
+            None => lines.push((text, 1, *steps)),
+        }
+    }
+    lines.into_iter().map(|(text, times, steps)| (name(text), times, steps)).collect()
+}
+
+/// A statement's verb, and its table and index where it has them: "select relet_messages by relet_ready".
+fn name(text: &str) -> String {
+    let text = text.to_lowercase();
+    let mut depth = 0;
+    // What stands in brackets is another statement's, or a list.
+    let outside = text.chars().filter(|c| {
+        depth += i32::from(*c == '(') - i32::from(*c == ')');
+        depth == 0
+    });
+    let outside: String = outside.collect();
+    let words: Vec<&str> = outside.split_whitespace().collect();
+    let after = |keyword: &str| {
+        let at = words.iter().position(|word| *word == keyword)?;
+        words.get(at + 1).map(|table| table.trim_start_matches("main."))
+    };
+    let Some(table) = ["into", "update", "from"].into_iter().find_map(after) else { return words.join(" ") };
+    let index = after("by").filter(|_| words.contains(&"indexed"));
+    format!("{} {table}{}", words[0], index.map(|index| format!(" by {index}")).unwrap_or_default())
+}
+
+/// Every operation, and what it runs.
+fn found() -> Vec<(&'static str, Vec<(String, u32, u32)>)> {
+    const MANY: usize = 100;
+    let store = Store::open_in_memory().unwrap();
+    let (queue, worker) = (store.queue("mail"), store.worker("mailer-1").unwrap());
+    let enqueue = || drop(queue.enqueue([7; 256].as_slice()).unwrap());
+    let enqueue_many = || drop(queue.enqueue_all(std::iter::repeat_n([7; 256].as_slice(), MANY)).unwrap());
+    let claim = || worker.claim("mail").unwrap().unwrap();
+    let claim_many = || worker.claim_batch("mail", MANY).unwrap();
+    let ack_many = |claims: &[Claim]| {
+        let all = claims.iter().map(|claim| (claim.receipt(), Settle::Ack));
+        store.settle_all(all).unwrap().into_iter().for_each(|settled| drop(settled.unwrap()));
+    };
+    (0..50).for_each(|_| enqueue_many());
+    let watch = TraceEventCodes::SQLITE_TRACE_PROFILE;
+    // In memory, whoever reads has the writer's connection.
+    store.read(|conn, _| Ok(conn.trace_v2(watch, Some(note)))).unwrap();
+    for _ in 0..3 {
+        enqueue();
+        drop(claim().ack().unwrap());
+    }
+
+    let mut held: Vec<Claim> = claim_many();
+    let mut batches: Vec<Vec<Claim>> = (0..20).map(|_| claim_many()).collect();
+    let mut receipt = claim().receipt();
+    let step = || {
+        let step = worker.step(Some((receipt, Settle::Ack)), vec!["mail".into()], Vec::new).unwrap();
+        step.settled.unwrap().unwrap();
+        receipt = step.taken.unwrap().1.receipt;
+    };
+    vec![
+        ("enqueue", lines(&usual(enqueue))),
+        ("claim", lines(&usual(|| drop(claim())))),
+        ("ack", lines(&usual(|| drop(held.pop().unwrap().ack().unwrap())))),
+        ("settle and claim", lines(&usual(step))),
+        (
+            "a message's life",
+            lines(&usual(|| {
+                enqueue();
+                drop(claim().ack().unwrap());
+            })),
+        ),
+        ("enqueue, 100 a batch", lines(&usual(enqueue_many))),
+        ("claim, 100 a batch", lines(&usual(|| drop(claim_many())))),
+        ("ack, 100 a batch", lines(&usual(|| ack_many(&batches.pop().unwrap())))),
+    ]
+}
+
+#[test]
+fn an_operation_runs_no_more_statements_and_steps_than_it_did() {
+    let found = found();
+    let mut wrong = String::new();
+    for (operation, lines) in &found {
+        let known = COSTS.iter().find(|(name, _)| name == operation).map_or(&[][..], |(_, lines)| lines);
+        let same = known.iter().map(|line| (line.0, line.1)).eq(lines.iter().map(|line| (line.0.as_str(), line.1)));
+        if !same {
+            writeln!(wrong, "{operation}: other statements, or other numbers of them").unwrap();
+        }
+        for ((name, _, most), (_, _, steps)) in known.iter().zip(lines).filter(|_| same) {
+            if steps > most {
+                writeln!(wrong, "{operation}: {name} takes {steps} steps, not {most}").unwrap();
+            }
+        }
+    }
+    let mut table = String::new();
+    for (operation, lines) in &found {
+        let (times, steps) = lines.iter().fold((0, 0), |sums, line| (sums.0 + line.1, sums.1 + line.2));
+        writeln!(table, "    ({operation:?}, &[ // {times} statements, {steps} steps").unwrap();
+        lines.iter().for_each(|line| writeln!(table, "        {line:?},").unwrap());
+        writeln!(table, "    ]),").unwrap();
+    }
+    assert!(wrong.is_empty(), "\n{wrong}\nCOSTS as it would be now:\n{table}");
+}

@@ -10,7 +10,7 @@ const FLOORS: [&[&str]; 7] = [
     &["store", "queue", "claim", "worker", "backup", "gate", "outcome", "monitor", "prometheus", "schedule"],
     &["pool"],
     &["workers"],
-    &["lib"],
+    &["lib", "cost"],
 ];
 
 fn floor(module: &str) -> Option<usize> {
