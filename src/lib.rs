@@ -61,5 +61,5 @@ pub use view::{
 pub use worker::Worker;
 pub use workers::{Builder, Stopped, Workers};
 
-#[cfg(test)]
+#[cfg(all(test, feature = "bundled"))]
 mod cost;
