@@ -41,7 +41,7 @@ impl Raw {
         self.transaction(|conn| {
             delete(conn, receipt)?;
             let next = take(conn)?;
-            count(conn, -1, 0, 1)?;
+            count(conn, -1, 1)?;
             Ok(next)
         })
     }
