@@ -15,7 +15,7 @@
 --   for a set time)
 --  cancel: from any live status ──▶ cancelled
 --
--- Instants (…_at) are unix milliseconds, UTC. lease_until alone is in milliseconds of the clock that leases run on:
+-- Instants (…_at, …_until) are unix milliseconds, UTC. The ends of leases alone are in milliseconds of the clock that leases run on:
 -- the time this machine has been awake since its boot (relet_meta: boot_id), or the wall clock where there is no such clock.
 
 -- What is true of the whole store, a row each.
@@ -108,14 +108,14 @@ CREATE TABLE relet_messages (
   queue         INTEGER NOT NULL,                    -- relet_queues.id
   status        TEXT    NOT NULL,                    -- its route, or 'processing', 'done', 'dead', 'cancelled'
   route         TEXT    NOT NULL,                    -- the status it has when nobody holds it: 'pending', 'routing', 'queued', 'pending_local'
-  line          INTEGER,                             -- it stands in this line and can be claimed: 0, or the gate it passes (relet_gates.id); NULL: it is held, waits, or is finished
+  line          INTEGER,                             -- -1: it is held; else it can be claimed, and stands in line 4 * gate + route: its gate (relet_gates.id) or 0, and 0 pending, 1 routing, 2 queued, 3 pending_local; NULL: it waits, is deferred or is finished
+  place         INTEGER,                             -- its place in that line: of what is held, the end of its lease; else its priority, negative, so that higher comes first
   priority      INTEGER NOT NULL,                    -- higher first
   extras        INTEGER NOT NULL DEFAULT 0,          -- what lies beside: 1 a row of relet_details, 2 its payload (relet_payloads)
   due_at        INTEGER,                             -- not before this instant; while it waits for it, it has a row in relet_retry_queue
   worker_id     TEXT,                                -- label of the worker that holds it, or keeps it while it is deferred
   incarnation   INTEGER,                             -- which start of that worker; 0: detached (a command line)
-  lease_until   INTEGER,                             -- the claim holds until then; NULL: no valid receipt (deferred)
-  lease_ms      INTEGER,                             -- length of that lease
+  lease_ms      INTEGER,                             -- length of its lease; NULL: it is not held
   claimed_at    INTEGER,                             -- when the claim was made
   token         INTEGER NOT NULL DEFAULT 0,          -- the newest receipt's token; only grows
   epoch         INTEGER NOT NULL DEFAULT 0,          -- the store's epoch when that token was issued
@@ -128,11 +128,10 @@ CREATE TABLE relet_messages (
   CHECK ((status = 'processing') = (worker_id IS NOT NULL))
 ) STRICT;
 
--- What can be claimed now, and nothing else: a claim is one seek, whatever else lies in the file. Each gate's line stands by
--- itself, so a closed one is stepped over, however long it is.
-CREATE INDEX relet_ready ON relet_messages (queue, line, status, priority DESC) WHERE line IS NOT NULL;
--- What is held, by the end of its lease.
-CREATE INDEX relet_leases ON relet_messages (queue, lease_until) WHERE lease_until IS NOT NULL;
+-- What is held, by the end of its lease, and what can be claimed, by priority and id; nothing else, so a claim is one seek whatever
+-- lies in the file. Both in one index: the last of what is held stands right before the first of what can be claimed, so that a
+-- claim moves its entry within a page. Each gate's line stands by itself: a closed one is stepped over, however long it is.
+CREATE INDEX relet_lines ON relet_messages (queue, line, place) WHERE line IS NOT NULL;
 
 -- What few messages are given, or get in the course of their lives.
 CREATE TABLE relet_details (

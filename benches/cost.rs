@@ -9,19 +9,21 @@
 //! * **pages**: written to the log, and which table or index they belong to; (pointer map) is what incremental vacuum needs.
 //! * **log bytes**: those pages, with the headers of the log.
 //! * **instructions**: in user space, of all threads, counted by valgrind's callgrind.
-//! * **system calls**: counted by strace, with durable commits.
+//! * **system calls**: counted by strace, with durable commits. Those by which the heap gets its memory are left out.
 //! * **allocations**, **bytes**: what Rust asks of the heap. SQLite's own allocations are in C, and not counted.
 //!
-//! Commits are not durable (`Durability::Normal`), except where system calls are counted, which shows the `fdatasync`, too.
+//! Commits are not durable (`Durability::Normal`), except where system calls are counted, which shows the `fsync`, too.
 //! "settle and claim" is relet's pool with one thread and a handler that does nothing; the others do the same in one commit.
+//! Where valgrind or strace is missing, its figures are dashes, and the last line says so. All of it takes some minutes.
 //!
 //! Not counted is what relet does now and then, however many messages there are: checkpoints (as many as there are thousands
 //! of pages), pruning (each second), looking for dead workers (every 25 ms).
 //!
-//! The figures are the same at each run, except for the last digits of: instructions (hash tables with random keys; in the
-//! pool also its threads), system calls of the pool (`futex`), and pages once the machine has been up for hours or weeks (the
-//! instants at which leases end are then a byte longer). Instructions are those of one compiler and one processor: the C
-//! library chooses by the processor how it copies and compares.
+//! Pages and allocations are the same at each run. Three things can differ: instructions by up to a quarter of one per cent, most
+//! by less than a tenth of that (hash tables with random keys); the system calls of the pool in the second decimal, since it
+//! has other threads that start with it; and pages once the machine has been up for hours or weeks, by as much as a byte more
+//! in the end of a lease can do. Instructions are those of one compiler and one processor: the C library chooses by the
+//! processor how it copies and compares.
 
 mod counts;
 mod sides;

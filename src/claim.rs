@@ -13,7 +13,7 @@ use crate::error::Result;
 use crate::message::MessageId;
 use crate::receipt::Receipt;
 use crate::sql::claim::{ById, Obstacle, Taken};
-use crate::sql::settle::{Settle, Settled};
+use crate::sql::settle::{Known, Settle, Settled};
 use crate::state::{Route, Status};
 use crate::worker::Worker;
 
@@ -250,7 +250,12 @@ impl Claim {
     }
 
     fn settle(&self, how: Settle) -> Result<Settled> {
-        self.worker.store().settle(self.receipt(), how)
+        self.worker.store().settle_known(self.receipt(), how, self.known())
+    }
+
+    /// What may be relied on when it is settled.
+    pub(crate) fn known(&self) -> Known {
+        Known::of(&self.taken.record)
     }
 }
 

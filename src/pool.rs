@@ -198,7 +198,9 @@ impl Pool {
                 break;
             }
             risk = risk.or_else(|| store.risk().try_lock());
-            let settle = worked.as_ref().and_then(|worked| Some((worked.claim.receipt(), worked.outcome.settle()?)));
+            let settle = worked
+                .as_ref()
+                .and_then(|worked| Some((worked.claim.receipt(), worked.claim.known(), worked.outcome.settle()?)));
             let names = order.iter().map(|at| self.plan.queues[*at].name.clone()).collect();
             let step = match self.worker.crashed(risk.is_some()).step(settle.clone(), names, self.overdue()) {
                 Ok(step) => step,
@@ -207,7 +209,7 @@ impl Pool {
                     // Whatever keeps it from claiming, what was done is to be settled.
                     if let Some(worked) = worked.take() {
                         let settled =
-                            settle.map_or(Ok(Settled::Gone), |(receipt, how)| self.settle_alone(receipt, how));
+                            settle.map_or(Ok(Settled::Gone), |(receipt, _, how)| self.settle_alone(receipt, how));
                         self.finish(worked, settled);
                     }
                     risk = None;

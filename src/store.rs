@@ -16,7 +16,7 @@ use crate::options::{Options, check_lease};
 use crate::queue::Queue;
 use crate::random;
 use crate::receipt::Receipt;
-use crate::sql::settle::{Settle, Settled};
+use crate::sql::settle::{Known, Settle, Settled};
 use crate::sql::{self, Defaults, Tx, meta};
 use crate::state::{Route, Status};
 use crate::view::{Filter, PAGE_MAX, Retrying, Snapshot, Stats, Stuck, Why};
@@ -244,8 +244,13 @@ impl Store {
     /// # Errors
     /// [`Error::Stale`] or [`Error::Cancelled`], and nothing was changed.
     pub fn settle(&self, receipt: Receipt, how: Settle) -> Result<Settled> {
+        self.settle_known(receipt, how, Known::default())
+    }
+
+    /// As [`Store::settle`], by the claim itself.
+    pub(crate) fn settle_known(&self, receipt: Receipt, how: Settle, known: Known) -> Result<Settled> {
         let need = check_settle(&how)?;
-        self.write(need, move |tx| sql::settle::settle(tx, receipt, &how))
+        self.write(need, move |tx| sql::settle::settle(tx, receipt, &how, known))
     }
 
     /// Settles many claims in one commit, each with an outcome of its own, in their order.
@@ -261,7 +266,7 @@ impl Store {
             }
         }
         self.write(need, move |tx| {
-            all.iter().map(|(receipt, how)| item(sql::settle::settle(tx, *receipt, how))).collect()
+            all.iter().map(|(receipt, how)| item(sql::settle::settle(tx, *receipt, how, Known::default()))).collect()
         })
     }
 
@@ -281,7 +286,7 @@ impl Store {
     pub fn ack_in(&self, conn: &Connection, receipt: Receipt) -> Result<()> {
         self.join(conn, |tx| {
             sql::settle::guard(tx, receipt)?;
-            sql::settle::settle(tx, receipt, &Settle::Ack).map(drop)
+            sql::settle::settle(tx, receipt, &Settle::Ack, Known::default()).map(drop)
         })
     }
 

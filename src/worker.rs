@@ -13,7 +13,7 @@ use crate::options::check_lease;
 use crate::receipt::Receipt;
 use crate::sql;
 use crate::sql::claim::{ById, Next, Routes, Taken, Who};
-use crate::sql::settle::{Settle, Settled};
+use crate::sql::settle::{Known, Settle, Settled};
 use crate::sql::workers::Holding;
 use crate::state::Route;
 use crate::store::{Store, item};
@@ -250,7 +250,7 @@ impl Worker {
     /// one commit.
     pub(crate) fn step(
         &self,
-        settle: Option<(Receipt, Settle)>,
+        settle: Option<(Receipt, Known, Settle)>,
         queues: Vec<Arc<str>>,
         first: impl Fn() -> Vec<(Receipt, Settle)> + Send + 'static,
     ) -> Result<Step> {
@@ -259,11 +259,11 @@ impl Worker {
         let need = if settle.is_some() { Need::Settle } else { Need::Claim };
         self.start.store.write(need, move |tx| {
             let settled = match &settle {
-                Some((receipt, how)) => Some(item(sql::settle::settle(tx, *receipt, how))?),
+                Some((receipt, known, how)) => Some(item(sql::settle::settle(tx, *receipt, how, *known))?),
                 None => None,
             };
             for (receipt, how) in first() {
-                let _ = item(sql::settle::settle(tx, receipt, &how))?;
+                let _ = item(sql::settle::settle(tx, receipt, &how, Known::default()))?;
             }
             if look {
                 liveness.bury_dead(tx)?;

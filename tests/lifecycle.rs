@@ -802,7 +802,7 @@ fn a_reboot_voids_every_claim_and_touches_nothing_else() {
         let ids = statement.query_map([], |row| row.get(0).map(MessageId::new)).unwrap();
         ids.map(Result::unwrap).collect()
     };
-    let held = ids("SELECT id FROM relet_messages WHERE lease_until IS NOT NULL");
+    let held = ids("SELECT id FROM relet_messages WHERE line = -1");
     let deferred = ids("SELECT message FROM relet_retry_queue WHERE kept_until > due_at");
     assert_eq!((held.len(), deferred.len()), (5, 2));
     let mut before = zoo.rows();

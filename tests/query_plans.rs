@@ -303,8 +303,8 @@ fn bind(statement: &mut Statement<'_>, params: &[(usize, i64)]) {
     }
 }
 
-/// Above every priority.
-const ANY_PRIORITY: i64 = 1 << 31;
+/// Before the place of every priority.
+const ANY_PRIORITY: i64 = -1 << 31;
 
 /// A store with one message of each kind that a claim must not see, and then with very many copies of these.
 fn fill(path: &Path, clock: &Clock, copies_each: Option<[i64; 4]>) {
@@ -343,8 +343,8 @@ fn fill(path: &Path, clock: &Clock, copies_each: Option<[i64; 4]>) {
          INSERT INTO relet_finished (message, status, finished_at, keep_until)
            SELECT m.id, f.status, f.finished_at, f.keep_until FROM relet_messages m, relet_finished f
             WHERE m.id NOT IN (SELECT message FROM relet_finished) AND m.status = f.status;
-         INSERT INTO relet_details (message, gate) SELECT m.id, m.line FROM relet_messages m
-            WHERE m.line > 0 AND m.id NOT IN (SELECT message FROM relet_details);
+         INSERT INTO relet_details (message, gate) SELECT m.id, m.line / 4 FROM relet_messages m
+            WHERE m.line >= 4 AND m.id NOT IN (SELECT message FROM relet_details);
          UPDATE relet_counters SET done = done + {finished}, deferred = deferred + {deferred},
                                    retrying = retrying + {deferred}, pending = pending + {parked} + {gated}
           WHERE queue = {queue};
@@ -388,11 +388,11 @@ fn a_claim_costs_the_same_whatever_lies_in_the_file() {
         ("sql/claim.rs take_back_void SQL", &[(1, queue), (2, awake), (3, 256)]),
         ("sql/claim.rs take_back_abandoned SQL", &[(1, queue), (2, now), (3, 256)]),
         ("sql/meta.rs restart_waits ANY", &[(1, now)]),
-        ("sql/lines.rs gated NEXT_ROUTE", &[(1, queue), (2, shut)]),
-        ("sql/lines.rs gated NEXT_GATE", &[(1, queue), (2, shut)]),
-        ("sql/lines.rs head SQL", &[(1, queue), (2, 0), (4, 0), (5, 1)]),
-        ("sql/lines.rs head SQL", &[(1, queue), (2, shut), (4, 0), (5, 1)]),
-        ("sql/lines.rs head SQL", &[(1, queue), (2, open), (4, ANY_PRIORITY), (5, 1)]),
+        ("sql/lines.rs gated NEXT", &[(1, queue), (2, 3)]),
+        ("sql/lines.rs gated NEXT", &[(1, queue), (2, 4 * shut)]),
+        ("sql/lines.rs head SQL", &[(1, queue), (2, 0), (3, 0), (4, 1)]),
+        ("sql/lines.rs head SQL", &[(1, queue), (2, 4 * shut), (3, 0), (4, 1)]),
+        ("sql/lines.rs head SQL", &[(1, queue), (2, 4 * open), (3, ANY_PRIORITY), (4, 1)]),
         ("sql/gates.rs find SQL", &[(1, shut)]),
         ("sql/gates.rs held SQL", &[(1, open), (2, awake), (3, 0), (4, 1)]),
         ("sql/workers.rs all SQL", &[]),
@@ -438,12 +438,12 @@ fn stats_cost_the_same_whatever_lies_in_the_file() {
     let statements = statements();
     let looks: [(&str, &[(usize, i64)]); 9] = [
         ("sql/look.rs stats SQL", &[(1, now)]),
-        ("sql/lines.rs head SQL", &[(1, 1), (2, 0), (4, ANY_PRIORITY), (5, 1)]),
-        ("sql/lines.rs head SQL", &[(1, 1), (2, 0), (4, 0), (5, 1)]),
-        ("sql/lines.rs gated NEXT_ROUTE", &[(1, 1), (2, 1)]),
-        ("sql/lines.rs gated NEXT_GATE", &[(1, 1), (2, 1)]),
-        ("sql/lines.rs head SQL", &[(1, 1), (2, 1), (4, ANY_PRIORITY), (5, 1)]),
-        ("sql/lines.rs head SQL", &[(1, 1), (2, 1), (4, 0), (5, 1)]),
+        ("sql/lines.rs head SQL", &[(1, 1), (2, 0), (3, ANY_PRIORITY), (4, 1)]),
+        ("sql/lines.rs head SQL", &[(1, 1), (2, 0), (3, 0), (4, 1)]),
+        ("sql/lines.rs gated NEXT", &[(1, 1), (2, 3)]),
+        ("sql/lines.rs gated NEXT", &[(1, 1), (2, 4)]),
+        ("sql/lines.rs head SQL", &[(1, 1), (2, 4), (3, ANY_PRIORITY), (4, 1)]),
+        ("sql/lines.rs head SQL", &[(1, 1), (2, 4), (3, 0), (4, 1)]),
         ("sql/look.rs oldest_waiting DUE", &[(1, 1), (2, now)]),
         ("sql/look.rs stuck SQL", &[(1, 1_000_000), (2, now), (3, now), (4, now)]),
     ];

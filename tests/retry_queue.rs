@@ -200,7 +200,7 @@ fn every_instant_is_stored_as_an_integer() {
             seen += 1;
         }
     }
-    assert_eq!(seen, 16);
+    assert_eq!(seen, 15);
     sound(&store);
 }
 

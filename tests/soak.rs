@@ -274,8 +274,8 @@ impl Handler {
         const SQL: &str = "INSERT INTO journal (run, thread, message, token, what, how, held, passed_at, closed)
             SELECT ?1, ?2, m.id, ?4, 'begin', '',
                    (SELECT count(*) FROM relet_messages o JOIN relet_details od ON od.message = o.id
-                     WHERE od.gate = d.gate AND od.gate IS NOT NULL AND o.lease_until IS NOT NULL),
-                   m.lease_until - m.lease_ms,
+                     WHERE od.gate = d.gate AND o.line = -1),
+                   m.place - m.lease_ms,
                    EXISTS (SELECT 1 FROM relet_gates g WHERE g.id = d.gate
                               AND g.closed_at < m.claimed_at AND m.claimed_at < g.closed_until)
               FROM relet_messages m LEFT JOIN relet_details d ON d.message = m.id WHERE m.id = ?3";

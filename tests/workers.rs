@@ -870,7 +870,7 @@ fn dropping_the_handle_begins_nothing_new_and_settles_what_runs() {
     assert_eq!(hear(&begins), messages[0].id());
     drop(workers);
     let conn = plain(&dir.join("store.db"));
-    let lease_until = || number(&conn, "SELECT lease_until FROM relet_messages WHERE lease_until IS NOT NULL");
+    let lease_until = || number(&conn, "SELECT place FROM relet_messages WHERE line = -1");
     let before = lease_until();
     eventually("its lease is extended all the same", || lease_until() > before);
     go_on.give();

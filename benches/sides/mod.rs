@@ -279,7 +279,7 @@ impl Backlog {
             ),
             Backlog::Done => ("done", "NULL", ", token, attempts", ", 1, 1".to_owned(), "done"),
             Backlog::Dead => ("dead", "NULL", ", token, attempts", ", 1, 25".to_owned(), "dead"),
-            Backlog::Gated => ("pending", "1", ", extras", ", 1".to_owned(), "pending"),
+            Backlog::Gated => ("pending", "4", ", extras", ", 1".to_owned(), "pending"),
             Backlog::Grouped => {
                 ("pending", "NULL", ", extras, due_at", format!(", 1, iif(i <= 1000, {day}, NULL)"), "pending")
             }
@@ -327,9 +327,9 @@ impl Backlog {
         };
         let crc = crc32fast::hash(PAYLOAD);
         let insert = format!(
-            "{NUMBERS} INSERT INTO relet_messages (queue, status, route, line, priority, max_attempts, enqueued_at,
+            "{NUMBERS} INSERT INTO relet_messages (queue, status, route, line, place, priority, max_attempts, enqueued_at,
                                                    payload_crc, payload{columns})
-             SELECT 1, '{status}', 'pending', {line}, 0, 25, {now}, {crc}, ?2{values} FROM n"
+             SELECT 1, '{status}', 'pending', {line}, iif({line} IS NULL, NULL, 0), 0, 25, {now}, {crc}, ?2{values} FROM n"
         );
         transaction(conn, |conn| {
             conn.execute(&insert, rusqlite::params![count, PAYLOAD])?;

@@ -95,8 +95,8 @@ impl Side for Raw {
 fn insert(conn: &Connection, many: usize) -> Result<()> {
     const LAST: &str = "SELECT last_id FROM relet_counters WHERE queue = 0";
     const SQL: &str = "INSERT INTO relet_messages
-        (id, queue, status, route, line, priority, max_attempts, enqueued_at, payload_crc, payload)
-        VALUES (?1, 1, 'pending', 'pending', 0, 0, 25, ?2, ?3, ?4)";
+        (id, queue, status, route, line, place, priority, max_attempts, enqueued_at, payload_crc, payload)
+        VALUES (?1, 1, 'pending', 'pending', 0, 0, 0, 25, ?2, ?3, ?4)";
     const USED: &str = "UPDATE relet_counters SET last_id = ?1 WHERE queue = 0";
     let mut last: i64 = conn.prepare_cached(LAST)?.query_row([], |row| row.get(0))?;
     for _ in 0..many {
@@ -108,12 +108,12 @@ fn insert(conn: &Connection, many: usize) -> Result<()> {
 }
 
 fn take(conn: &Connection) -> Result<Receipt> {
-    const SELECT: &str = "SELECT id, token, attempts, payload_crc, payload FROM relet_messages INDEXED BY relet_ready
-        WHERE queue = 1 AND line = 0 AND status = 'pending'
-        ORDER BY priority DESC, id LIMIT 1";
+    const SELECT: &str = "SELECT id, token, attempts, payload_crc, payload FROM relet_messages INDEXED BY relet_lines
+        WHERE queue = 1 AND line = 0
+        ORDER BY place, id LIMIT 1";
     const UPDATE: &str = "UPDATE relet_messages
-        SET status = 'processing', worker_id = ?2, incarnation = 1, lease_until = ?3, lease_ms = ?4, claimed_at = ?5,
-            token = ?6, epoch = 1, attempts = ?7, line = NULL
+        SET status = 'processing', worker_id = ?2, incarnation = 1, line = -1, place = ?3, lease_ms = ?4, claimed_at = ?5,
+            token = ?6, epoch = 1, attempts = ?7
         WHERE id = ?1";
     let (id, token, attempts, crc, payload): (i64, i64, i64, u32, Vec<u8>) = conn
         .prepare_cached(SELECT)?
@@ -126,7 +126,7 @@ fn take(conn: &Connection) -> Result<Receipt> {
 
 fn delete(conn: &Connection, (id, token): Receipt) -> Result<()> {
     const SQL: &str = "DELETE FROM relet_messages
-        WHERE id = ?1 AND token = ?2 AND status = 'processing' AND lease_until IS NOT NULL";
+        WHERE id = ?1 AND token = ?2 AND line = -1";
     assert_eq!(conn.prepare_cached(SQL)?.execute([id, token])?, 1);
     Ok(())
 }

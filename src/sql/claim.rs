@@ -208,7 +208,7 @@ pub(crate) fn claim_id(tx: &mut Tx<'_>, id: i64, who: &Who) -> Result<ById> {
         Some(_) => None,
         None => queues::lease_of(tx.conn, record.queue)?,
     };
-    check_start(tx.conn, who)?;
+    check_start(who.incarnation == 0 || workers::is_present(tx.conn, &who.label, who.incarnation)?, who)?;
     Ok(take(tx, record, payload, who, queue_lease_ms, how)?.map_or(DEAD, |taken| ById::Taken(Box::new(taken))))
 }
 
@@ -216,7 +216,7 @@ pub(crate) fn claim_id(tx: &mut Tx<'_>, id: i64, who: &Who) -> Result<ById> {
 pub(crate) fn claim_next(tx: &mut Tx<'_>, queue: &str, who: &Who, wanted: usize) -> Result<Next> {
     let mut next = Next::default();
     for _ in 0..STEP_MAX {
-        let Some(look) = Look::at(tx, queue)? else { return Ok(next) };
+        let Some(look) = Look::at(tx, queue, who)? else { return Ok(next) };
         if look.ahead {
             meta::restart_waits(tx.conn, tx.now.wall)?;
             continue;
@@ -242,7 +242,7 @@ pub(crate) fn claim_next(tx: &mut Tx<'_>, queue: &str, who: &Who, wanted: usize)
             }
         }
         if let Some((record, payload, how)) = own {
-            check_start(tx.conn, who)?;
+            check_start(look.present, who)?;
             if !dead::give_up_if_spoiled(tx, &record, &payload)? {
                 next.taken.extend(take(tx, record, payload, who, look.lease_ms, how)?);
             }
@@ -257,14 +257,14 @@ pub(crate) fn claim_next(tx: &mut Tx<'_>, queue: &str, who: &Who, wanted: usize)
         // What has just become ready counts as well.
         let look = match cleared {
             0 => look,
-            _ => Look::at(tx, queue)?.unwrap_or(look),
+            _ => Look::at(tx, queue, who)?.unwrap_or(look),
         };
         let ready = look.ready(tx, who, wanted - next.taken.len())?;
         if ready.is_empty() && cleared == 0 {
             return Ok(next);
         }
         if !ready.is_empty() {
-            check_start(tx.conn, who)?;
+            check_start(look.present, who)?;
         }
         for (record, payload) in ready {
             let spoiled = dead::give_up_if_spoiled(tx, &record, &payload)?;
@@ -302,39 +302,44 @@ struct Look {
     routed: bool,
     /// It has had messages with a gate.
     gated: bool,
+    /// The start of the worker that looks is the present one of its label.
+    present: bool,
 }
 
 impl Look {
     /// `None`: there is no such queue.
-    fn at(tx: &Tx<'_>, queue: &str) -> Result<Option<Look>> {
+    fn at(tx: &Tx<'_>, queue: &str, who: &Who) -> Result<Option<Look>> {
         // The other routes' names are all behind 'pending' in the alphabet.
         const SQL: &str = "SELECT q.id, q.lease_ms,
             EXISTS (SELECT 1 FROM main.relet_retry_queue WHERE queue = q.id),
-            EXISTS (SELECT 1 FROM main.relet_messages INDEXED BY relet_leases
-                     WHERE queue = q.id AND lease_until IS NOT NULL AND lease_until <= ?2),
-            EXISTS (SELECT 1 FROM main.relet_messages INDEXED BY relet_ready
-                     WHERE queue = q.id AND line = 0 AND status > 'pending'),
-            q.gated, q.ageing_ms, q.paused_until, q.paused_at
+            EXISTS (SELECT 1 FROM main.relet_messages INDEXED BY relet_lines
+                     WHERE queue = q.id AND line = -1 AND place <= ?2),
+            EXISTS (SELECT 1 FROM main.relet_messages INDEXED BY relet_lines
+                     WHERE queue = q.id AND line > 0 AND line < 4),
+            q.gated, q.ageing_ms, q.paused_until, q.paused_at,
+            ?4 = 0 OR EXISTS (SELECT 1 FROM main.relet_workers WHERE label = ?3 AND incarnation = ?4)
             FROM main.relet_queues q WHERE q.name = ?1";
         let wall = tx.now.wall;
-        let look = tx.conn.prepare_cached(SQL)?.query_row(params![queue, tx.now.awake], |row| {
-            let paused_until: Option<i64> = row.get(7)?;
-            let paused_at: Option<i64> = row.get(8)?;
-            let look = Look {
-                queue: row.get(0)?,
-                lease_ms: row.get(1)?,
-                ahead: paused_at.is_some_and(|at| at > wall),
-                due: false,
-                void: row.get(3)?,
-                deferred: false,
-                routed: row.get(4)?,
-                gated: row.get(5)?,
-                ageing_ms: row.get(6)?,
-                paused: paused_until.is_some_and(|until| until > wall),
-                resumes: paused_until.is_some_and(|until| until <= wall),
-            };
-            Ok((look, row.get(2)?))
-        });
+        let look =
+            tx.conn.prepare_cached(SQL)?.query_row(params![queue, tx.now.awake, &*who.label, who.incarnation], |row| {
+                let paused_until: Option<i64> = row.get(7)?;
+                let paused_at: Option<i64> = row.get(8)?;
+                let look = Look {
+                    queue: row.get(0)?,
+                    lease_ms: row.get(1)?,
+                    ahead: paused_at.is_some_and(|at| at > wall),
+                    due: false,
+                    void: row.get(3)?,
+                    deferred: false,
+                    routed: row.get(4)?,
+                    gated: row.get(5)?,
+                    ageing_ms: row.get(6)?,
+                    paused: paused_until.is_some_and(|until| until > wall),
+                    resumes: paused_until.is_some_and(|until| until <= wall),
+                    present: row.get(9)?,
+                };
+                Ok((look, row.get(2)?))
+            });
         match look.optional()? {
             Some((look, true)) => look.at_what_waits(tx).map(Some),
             Some((look, false)) => Ok(Some(look)),
@@ -363,7 +368,7 @@ impl Look {
         }
         let one_line = !self.routed && !self.gated && self.ageing_ms.is_none();
         if one_line && who.routes.contains(Route::Pending) {
-            let ready = Record::load_ready(tx.conn, self.queue, Route::Pending, limit.min(READY_MAX))?;
+            let ready = Record::load_ready(tx.conn, self.queue, limit.min(READY_MAX))?;
             if who.crashed || ready.iter().all(|(record, _)| record.crashes == 0) {
                 return Ok(ready);
             }
@@ -399,9 +404,9 @@ type Own = Option<(Record, Vec<u8>, How)>;
 
 /// The worker's own void claim.
 fn own_void(tx: &mut Tx<'_>, queue: i64, who: &Who, cleared: &mut usize) -> Result<Own> {
-    const SQL: &str = "SELECT id FROM main.relet_messages INDEXED BY relet_leases
-                        WHERE queue = ?1 AND lease_until IS NOT NULL AND lease_until <= ?2 AND worker_id = ?3
-                        ORDER BY lease_until, id LIMIT ?4";
+    const SQL: &str = "SELECT id FROM main.relet_messages INDEXED BY relet_lines
+                        WHERE queue = ?1 AND line = -1 AND place <= ?2 AND worker_id = ?3
+                        ORDER BY place, id LIMIT ?4";
     first_own(tx, who, cleared, |tx, limit| ids(tx.conn, SQL, params![queue, tx.now.awake, &*who.label, limit]))
 }
 
@@ -454,7 +459,10 @@ fn promote_due(tx: &mut Tx<'_>, queue: i64) -> Result<usize> {
     const FIND: &str = "SELECT message FROM main.relet_retry_queue INDEXED BY relet_due
                          WHERE queue = ?1 AND worker_id IS NULL AND behind = 0 AND due_at <= ?2 ORDER BY due_at LIMIT ?3";
     const PROMOTE: &str = "UPDATE main.relet_messages
-                              SET line = ifnull((SELECT gate FROM main.relet_details WHERE message = ?1), 0) WHERE id = ?1";
+                              SET line = 4 * ifnull((SELECT gate FROM main.relet_details WHERE message = ?1), 0)
+                                         + CASE route WHEN 'pending' THEN 0 WHEN 'routing' THEN 1 WHEN 'queued' THEN 2 ELSE 3 END,
+                                  place = -priority
+                            WHERE id = ?1";
     let due = ids(tx.conn, FIND, params![queue, tx.now.wall, STEP_MAX as i64])?;
     for id in &due {
         tx.conn.prepare_cached(PROMOTE)?.execute([id])?;
@@ -465,9 +473,8 @@ fn promote_due(tx: &mut Tx<'_>, queue: i64) -> Result<usize> {
 
 /// Takes back void claims. Returns how many, at most [`STEP_MAX`].
 fn take_back_void(tx: &mut Tx<'_>, queue: i64) -> Result<usize> {
-    const SQL: &str = "SELECT id FROM main.relet_messages INDEXED BY relet_leases
-                        WHERE queue = ?1 AND lease_until IS NOT NULL AND lease_until <= ?2
-                        ORDER BY lease_until LIMIT ?3";
+    const SQL: &str = "SELECT id FROM main.relet_messages INDEXED BY relet_lines
+                        WHERE queue = ?1 AND line = -1 AND place <= ?2 ORDER BY place LIMIT ?3";
     let found = ids(tx.conn, SQL, params![queue, tx.now.awake, STEP_MAX as i64])?;
     take_back_all(tx, &found)
 }
@@ -495,8 +502,8 @@ fn take_back_all(tx: &mut Tx<'_>, found: &[i64]) -> Result<usize> {
 /// then, or `None` where it died.
 fn take_back(tx: &mut Tx<'_>, record: &Record) -> Result<Option<Record>> {
     const SQL: &str = "UPDATE main.relet_messages
-                          SET status = ?2, worker_id = NULL, incarnation = NULL, lease_until = NULL, lease_ms = NULL,
-                              line = ?3, due_at = NULL, crashes = ?4, token = ?5, epoch = ?6
+                          SET status = ?2, worker_id = NULL, incarnation = NULL, line = ?3, place = -priority, lease_ms = NULL,
+                              due_at = NULL, crashes = ?4, token = ?5, epoch = ?6
                         WHERE id = ?1 AND status = 'processing'";
     let crashed = record.is_held();
     if crashed {
@@ -530,11 +537,8 @@ fn take_back(tx: &mut Tx<'_>, record: &Record) -> Result<Option<Record>> {
 }
 
 /// A start of a worker that another has superseded may not claim.
-fn check_start(conn: &Connection, who: &Who) -> Result<()> {
-    if who.incarnation == 0 || workers::is_present(conn, &who.label, who.incarnation)? {
-        return Ok(());
-    }
-    Err(Error::Superseded { label: who.label.to_string() })
+fn check_start(present: bool, who: &Who) -> Result<()> {
+    if present { Ok(()) } else { Err(Error::Superseded { label: who.label.to_string() }) }
 }
 
 /// Which budget forbids another claim after a crash, as the dead letter's reason.
@@ -562,8 +566,8 @@ fn take(
     // second half safe is the judgement that came before it, the new token, and the incarnation, which must be the one that
     // is registered (`check_start`). (Written with OR, since SQLite builds a list of constants as a b-tree at each run.)
     const SQL: &str = "UPDATE main.relet_messages
-        SET status = 'processing', worker_id = ?2, incarnation = ?3, lease_until = ?4, lease_ms = ?5, claimed_at = ?6,
-            token = ?7, epoch = ?8, attempts = ?9, crashes = ?10, line = NULL, due_at = NULL
+        SET status = 'processing', worker_id = ?2, incarnation = ?3, line = -1, place = ?4, lease_ms = ?5, claimed_at = ?6,
+            token = ?7, epoch = ?8, attempts = ?9, crashes = ?10, due_at = NULL
         WHERE id = ?1
           AND (status = 'pending' OR status = 'queued' OR status = 'routing' OR status = 'pending_local'
                OR (status = 'processing' AND worker_id = ?2))";

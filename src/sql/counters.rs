@@ -119,14 +119,11 @@ impl Tx<'_> {
         self.counts.of(queue).acked += 1;
     }
 
-    /// An id that no message has ever had: one more than the largest.
-    pub(crate) fn next_id(&mut self) -> Result<i64> {
-        let last = match self.last_id {
-            Some(last) => last,
-            None => last_id(self.conn)?,
-        };
-        self.last_id = Some(last + 1);
-        Ok(last + 1)
+    /// An id that no message has ever had, where `last` was the largest when this transaction began.
+    pub(crate) fn next_id(&mut self, last: i64) -> i64 {
+        let id = self.last_id.unwrap_or(last) + 1;
+        self.last_id = Some(id);
+        id
     }
 }
 
@@ -167,10 +164,9 @@ pub(crate) struct Counted {
 pub(crate) fn of(conn: &Connection, queue: i64) -> Result<Counted> {
     const SQL: &str = "SELECT pending, routing, queued, pending_local, deferred, done, dead, cancelled, retrying, acked
                          FROM main.relet_counters WHERE queue = ?1";
-    const HELD: &str = "SELECT count(*) FROM main.relet_messages INDEXED BY relet_leases
-                         WHERE queue = ?1 AND lease_until IS NOT NULL";
-    const HELD_ON: &str = "SELECT count(*) FROM main.relet_messages INDEXED BY relet_leases
-                            WHERE queue = ?1 AND lease_until IS NOT NULL AND route = ?2";
+    const HELD: &str = "SELECT count(*) FROM main.relet_messages INDEXED BY relet_lines WHERE queue = ?1 AND line = -1";
+    const HELD_ON: &str = "SELECT count(*) FROM main.relet_messages INDEXED BY relet_lines
+                            WHERE queue = ?1 AND line = -1 AND route = ?2";
     let read = |row: &rusqlite::Row<'_>| {
         let mut counters = [0i64; 10];
         for (column, counter) in counters.iter_mut().enumerate() {

@@ -70,7 +70,7 @@ fn finish(
     by: By,
 ) -> Result<()> {
     const SQL: &str = "UPDATE main.relet_messages
-        SET status = ?2, worker_id = NULL, incarnation = NULL, lease_until = NULL, lease_ms = NULL, line = NULL, due_at = NULL,
+        SET status = ?2, worker_id = NULL, incarnation = NULL, line = NULL, place = NULL, lease_ms = NULL, due_at = NULL,
             token = ?3, epoch = ?4, attempts = ?5, crashes = ?6, extras = ?7
         WHERE id = ?1";
     let to = record.after(event, "finished")?;
@@ -99,7 +99,8 @@ fn finish(
 pub(crate) fn redrive(tx: &mut Tx<'_>, id: i64) -> Result<()> {
     // The time to live was over, or counted while it lay dead: it does not apply again.
     const SQL: &str = "UPDATE main.relet_messages
-        SET status = route, attempts = 0, crashes = 0, line = ?2, extras = ?3 WHERE id = ?1";
+        SET status = route, attempts = 0, crashes = 0, line = ?2, place = iif(?2 IS NULL, NULL, -priority), extras = ?3
+        WHERE id = ?1";
     let mut record = Record::load(tx.conn, id)?.ok_or(Error::Gone { id: MessageId::new(id) })?;
     let to = record.after(Event::Redrive, "redriven")?;
     if let Some(key) = &record.key

@@ -46,7 +46,7 @@ const CHECKS: &[&str] = &[
               count(*) FILTER (WHERE m.status = 'cancelled') AS cancelled,
               (SELECT count(*) FROM main.relet_retry_queue r WHERE r.queue = q.id AND r.reason IS NOT NULL) AS retrying
          FROM main.relet_queues q LEFT JOIN main.relet_messages m ON m.queue = q.id
-              LEFT JOIN (SELECT id, status = route OR lease_until IS NOT NULL AS live FROM main.relet_messages) c ON c.id = m.id
+              LEFT JOIN (SELECT id, status = route OR ifnull(line = -1, 0) AS live FROM main.relet_messages) c ON c.id = m.id
         GROUP BY q.id)
      SELECT 'queue ' || c.name || ': its counters differ from its messages'
        FROM counted c LEFT JOIN main.relet_counters q ON c.id = q.queue
@@ -64,17 +64,20 @@ const CHECKS: &[&str] = &[
     "SELECT 'message ' || id || ' has the status ' || quote(status) || ', which it cannot have' FROM main.relet_messages
       WHERE status NOT IN (route, 'processing', 'done', 'dead', 'cancelled')",
     "SELECT 'message ' || id || ': its worker, its start of that and its lease do not agree' FROM main.relet_messages
-      WHERE (worker_id IS NULL) <> (incarnation IS NULL) OR (lease_until IS NULL) <> (lease_ms IS NULL)
-         OR (lease_until IS NOT NULL AND status <> 'processing')
-         OR (status = 'processing' AND lease_until IS NULL AND due_at IS NULL)",
+      WHERE (worker_id IS NULL) <> (incarnation IS NULL) OR (line IS NOT -1) <> (lease_ms IS NULL)
+         OR (line = -1 AND (status <> 'processing' OR place IS NULL))
+         OR (status = 'processing' AND line IS NOT -1 AND due_at IS NULL)",
     "SELECT 'message ' || id || ': its attempts or its crashes are below zero' FROM main.relet_messages
       WHERE attempts < 0 OR crashes < 0",
     // What can be claimed stands in its line, and nothing else.
     "SELECT 'message ' || m.id || ' stands in a line, and cannot be claimed' FROM main.relet_messages m
-      WHERE m.line IS NOT NULL AND (m.status <> m.route OR m.worker_id IS NOT NULL)",
-    "SELECT 'message ' || m.id || ' stands in the line of a gate that is not its own'
+      WHERE m.line >= 0 AND (m.status <> m.route OR m.worker_id IS NOT NULL)",
+    "SELECT 'message ' || id || ' has another place in its line than its priority says' FROM main.relet_messages
+      WHERE (line >= 0 AND place IS NOT -priority) OR (line IS NULL AND place IS NOT NULL)",
+    "SELECT 'message ' || m.id || ' stands in a line that is not its own'
        FROM main.relet_messages m LEFT JOIN main.relet_details d ON d.message = m.id
-      WHERE m.line <> ifnull(d.gate, 0)",
+      WHERE m.line >= 0 AND m.line <> 4 * ifnull(d.gate, 0)
+            + CASE m.route WHEN 'pending' THEN 0 WHEN 'routing' THEN 1 WHEN 'queued' THEN 2 ELSE 3 END",
     "SELECT 'message ' || m.id || ' waits for nothing, and stands in no line' FROM main.relet_messages m
       WHERE m.line IS NULL AND m.status = m.route
         AND NOT EXISTS (SELECT 1 FROM main.relet_retry_queue r WHERE r.queue = m.queue AND r.message = m.id)
@@ -101,16 +104,16 @@ const CHECKS: &[&str] = &[
     "SELECT 'message ' || m.id || ' holds a place at its gate that it has not, or none where it has'
        FROM main.relet_messages m JOIN main.relet_details d ON d.message = m.id AND d.gate IS NOT NULL
        LEFT JOIN main.relet_passed p ON p.gate = d.gate AND p.message = m.id
-      WHERE (m.lease_until IS NULL) <> (p.message IS NULL)",
+      WHERE (m.line IS NOT -1) <> (p.message IS NULL)",
     "SELECT 'a place at a gate is left of message ' || p.message
        FROM main.relet_passed p LEFT JOIN main.relet_details d ON d.message = p.message WHERE d.gate IS NOT p.gate",
     // The retry queue and the messages agree.
     "SELECT 'message ' || r.message || ' is in the retry queue, but does not wait for a retry'
        FROM main.relet_retry_queue r LEFT JOIN main.relet_messages m ON m.id = r.message
       WHERE m.id IS NULL OR m.queue <> r.queue OR m.due_at IS NOT r.due_at OR m.worker_id IS NOT r.worker_id
-         OR m.line IS NOT NULL OR m.lease_until IS NOT NULL",
+         OR m.line IS NOT NULL",
     "SELECT 'message ' || m.id || ' is deferred, but not in the retry queue' FROM main.relet_messages m
-      WHERE m.status = 'processing' AND m.lease_until IS NULL
+      WHERE m.status = 'processing' AND m.line IS NOT -1
         AND m.id NOT IN (SELECT message FROM main.relet_retry_queue)",
     "SELECT 'message ' || r.message || ' waits behind its group, or not, and the group says otherwise'
        FROM main.relet_retry_queue r LEFT JOIN main.relet_details d ON d.message = r.message

@@ -8,6 +8,7 @@ use crate::message::{DEFERRALS_MAX, Enqueued, Message, MessageId, Start};
 use crate::sql::counters::Place;
 use crate::sql::dead::{self, By};
 use crate::sql::queues::{self, QueueRow};
+use crate::sql::record::line_of;
 use crate::sql::retry_queue::{self, Wait};
 use crate::sql::{Extras, INLINE_MAX, Record, Tx, details, gates, groups, keys};
 
@@ -55,8 +56,8 @@ fn insert(tx: &mut Tx<'_>, queue: &QueueRow, message: &Message) -> Result<Enqueu
         None => false,
     };
     let row = New {
-        id: tx.next_id()?,
-        line: (!behind && due_at.is_none()).then(|| gate.unwrap_or(0)),
+        id: tx.next_id(queue.last_id),
+        line: (!behind && due_at.is_none()).then(|| line_of(gate, message.route)),
         due_at,
         max_attempts: message.max_attempts.or(queue.max_attempts).unwrap_or(tx.defaults.max_attempts),
     };
@@ -90,8 +91,8 @@ struct New {
 /// The message's own row, and its payload where that is too large for it.
 fn store(tx: &Tx<'_>, queue: &QueueRow, message: &Message, new: &New, extras: Extras) -> Result<()> {
     const INSERT: &str = "INSERT INTO main.relet_messages
-        (id, queue, status, route, line, priority, extras, due_at, max_attempts, enqueued_at, payload_crc, payload)
-        VALUES (?1, ?2, ?3, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)";
+        (id, queue, status, route, line, place, priority, extras, due_at, max_attempts, enqueued_at, payload_crc, payload)
+        VALUES (?1, ?2, ?3, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)";
     const INSERT_LARGE: &str = "INSERT INTO main.relet_payloads (message, payload) VALUES (?1, ?2)";
     let large = message.payload.len() > INLINE_MAX;
     tx.conn.prepare_cached(INSERT)?.execute(params![
@@ -99,6 +100,7 @@ fn store(tx: &Tx<'_>, queue: &QueueRow, message: &Message, new: &New, extras: Ex
         queue.id,
         message.route,
         new.line,
+        new.line.map(|_| -message.priority),
         message.priority,
         extras.and(Extras::LARGE, large).bits(),
         new.due_at,

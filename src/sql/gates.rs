@@ -153,7 +153,7 @@ pub(crate) fn passage(conn: &Connection, gate: i64, now: Now) -> Result<Passage>
 fn held(conn: &Connection, gate: i64, now: Now, since: i64, most: i64) -> Result<i64> {
     const SQL: &str = "SELECT count(*) FROM (
                          SELECT 1 FROM main.relet_passed p CROSS JOIN main.relet_messages m ON m.id = p.message
-                          WHERE p.gate = ?1 AND m.lease_until > ?2 AND m.claimed_at >= ?3 LIMIT ?4)";
+                          WHERE p.gate = ?1 AND m.line = -1 AND m.place > ?2 AND m.claimed_at >= ?3 LIMIT ?4)";
     Ok(conn.prepare_cached(SQL)?.query_row(params![gate, now.awake, since, most], |row| row.get(0))?)
 }
 
@@ -281,10 +281,10 @@ pub(crate) fn next_opening(conn: &Connection, queue: i64, now: Now) -> Result<Op
 pub(crate) fn all(conn: &Connection, now: Now) -> Result<Vec<GateView>> {
     const SQL: &str = "SELECT closed_until, closed_at, slots, rate, period_ms, burst, full_at, window, name,
         (SELECT count(*) FROM main.relet_passed p CROSS JOIN main.relet_messages m ON m.id = p.message
-          WHERE p.gate = g.id AND m.lease_until > ?1),
+          WHERE p.gate = g.id AND m.line = -1 AND m.place > ?1),
         (SELECT ifnull(sum((SELECT count(*) FROM (
-           SELECT 1 FROM main.relet_messages m INDEXED BY relet_ready
-            WHERE m.queue = q.id AND m.line = g.id LIMIT ?2))), 0) FROM main.relet_queues q)
+           SELECT 1 FROM main.relet_messages m INDEXED BY relet_lines
+            WHERE m.queue = q.id AND m.line >= 4 * g.id AND m.line < 4 * g.id + 4 LIMIT ?2))), 0) FROM main.relet_queues q)
         FROM main.relet_gates g ORDER BY name";
     let mut statement = conn.prepare_cached(SQL)?;
     let rows = statement.query_map(params![now.awake, GATE_WAITING_MAX as i64], |row| {

@@ -42,7 +42,8 @@ pub(crate) fn is_behind(conn: &Connection, record: &Record) -> Result<bool> {
 /// change of a member's status. What that member waits for (its due time), the group waits for.
 pub(crate) fn settle_turn(tx: &mut Tx<'_>, queue: i64, group: Option<&str>) -> Result<()> {
     const TURN: &str = "UPDATE main.relet_groups SET turn = ?4 WHERE queue = ?1 AND group_key = ?2 AND message = ?3";
-    const LINE: &str = "UPDATE main.relet_messages SET line = ?2 WHERE id = ?1";
+    const LINE: &str =
+        "UPDATE main.relet_messages SET line = ?2, place = iif(?2 IS NULL, NULL, -priority) WHERE id = ?1";
     let Some(group) = group else { return Ok(()) };
     let turn = turn_of(tx.conn, queue, group)?;
     if let Some((_, Status::Processing)) = turn {

@@ -2,9 +2,10 @@
 
 use std::cmp::Reverse;
 
-use rusqlite::{Connection, OptionalExtension, params};
+use rusqlite::{Connection, OptionalExtension};
 
 use crate::error::Result;
+use crate::sql::record::line_of;
 use crate::state::Route;
 
 /// A line of a queue.
@@ -38,44 +39,30 @@ impl Head {
     }
 }
 
-/// The lines of a queue that pass a gate, as far as there is a message in them: two seeks each, however long they are.
+/// The lines of a queue that pass a gate, as far as there is a message in them: a seek each, however long they are.
 pub(crate) fn gated(conn: &Connection, queue: i64) -> Result<Vec<Line>> {
-    // Not `(line, status) > (?2, ?3)`: SQLite would read all that is equal to these.
-    const NEXT_ROUTE: &str = "SELECT line, status FROM main.relet_messages INDEXED BY relet_ready
-                               WHERE queue = ?1 AND line = ?2 AND status > ?3 ORDER BY status LIMIT 1";
-    const NEXT_GATE: &str = "SELECT line, status FROM main.relet_messages INDEXED BY relet_ready
-                              WHERE queue = ?1 AND line > ?2 ORDER BY line, status LIMIT 1";
-    let mut next_route = conn.prepare_cached(NEXT_ROUTE)?;
-    let mut next_gate = conn.prepare_cached(NEXT_GATE)?;
-    let read = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?));
+    const NEXT: &str = "SELECT line FROM main.relet_messages INDEXED BY relet_lines
+                         WHERE queue = ?1 AND line > ?2 ORDER BY line LIMIT 1";
+    let mut next = conn.prepare_cached(NEXT)?;
     let mut lines: Vec<Line> = Vec::new();
-    let mut after = 0;
-    loop {
-        let route = match lines.last() {
-            Some(last) => next_route.query_row(params![queue, after, last.route], read).optional()?,
-            None => None,
-        };
-        let next = match route {
-            None => next_gate.query_row(params![queue, after], read).optional()?,
-            found => found,
-        };
-        let Some((gate, route)) = next else { return Ok(lines) };
-        lines.push(Line { queue, gate: Some(gate), route });
-        after = gate;
+    let mut after = line_of(None, Route::PendingLocal); // the last of those without a gate
+    while let Some(line) = next.query_row([queue, after], |row| row.get::<_, i64>(0)).optional()? {
+        lines.push(Line { queue, gate: Some(line / 4), route: Route::ALL[(line % 4) as usize] });
+        after = line;
     }
+    Ok(lines)
 }
 
 /// The first message of a line; with `below`, the first of a lower priority than that; without `crashed`, the first that has
 /// not crashed yet, among the first [`CRASHED_MAX`].
 pub(crate) fn head(conn: &Connection, line: Line, below: Option<i32>, crashed: bool) -> Result<Option<Head>> {
     const SQL: &str = "SELECT id, priority, ifnull(due_at, enqueued_at), enqueued_at, crashes
-                         FROM main.relet_messages INDEXED BY relet_ready
-                        WHERE queue = ?1 AND line = ?2 AND status = ?3 AND priority < ?4
-                        ORDER BY priority DESC, id LIMIT ?5";
-    let below = below.unwrap_or(i32::MAX);
+                         FROM main.relet_messages INDEXED BY relet_lines
+                        WHERE queue = ?1 AND line = ?2 AND place > ?3 ORDER BY place, id LIMIT ?4";
+    let after = below.map_or(i64::MIN, |below| -i64::from(below));
     let limit = if crashed { 1 } else { CRASHED_MAX };
     let mut statement = conn.prepare_cached(SQL)?;
-    let mut rows = statement.query(params![line.queue, line.gate.unwrap_or(0), line.route, below, limit])?;
+    let mut rows = statement.query([line.queue, line_of(line.gate, line.route), after, limit])?;
     while let Some(row) = rows.next()? {
         if crashed || row.get::<_, i64>(4)? == 0 {
             let [id, since, enqueued_at] = [row.get(0)?, row.get(2)?, row.get(3)?];

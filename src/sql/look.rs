@@ -156,8 +156,8 @@ pub(crate) fn next_event(conn: &Connection, queue: &str, now: Now) -> Result<Opt
           WHERE queue = q.id AND worker_id IS NOT NULL AND due_at > ?2 ORDER BY due_at LIMIT 1),
         (SELECT kept_until FROM main.relet_retry_queue INDEXED BY relet_retry_free
           WHERE queue = q.id AND kept_until IS NOT NULL AND kept_until > ?2 ORDER BY kept_until LIMIT 1),
-        (SELECT lease_until FROM main.relet_messages INDEXED BY relet_leases
-          WHERE queue = q.id AND lease_until IS NOT NULL AND lease_until > ?3 ORDER BY lease_until LIMIT 1),
+        (SELECT place FROM main.relet_messages INDEXED BY relet_lines
+          WHERE queue = q.id AND line = -1 AND place > ?3 ORDER BY place LIMIT 1),
         q.id
         FROM main.relet_queues q WHERE q.name = ?1";
     let waits = conn.prepare_cached(SQL)?.query_row(params![queue, now.wall, now.awake], |row| {
@@ -198,9 +198,9 @@ pub(crate) fn stuck(conn: &Connection, older_than: Duration, now: Now) -> Result
     // Held, and the lease has run out; then deferred, and nobody has come for it. Queue by queue, so that both are seeks.
     // A claim that was made by a clock which was ahead counts as made now.
     const SQL: &str = "
-        SELECT m.id, q.name, m.worker_id, m.claimed_at, m.lease_until, NULL, m.attempts
-          FROM main.relet_queues q CROSS JOIN main.relet_messages m INDEXED BY relet_leases
-         WHERE m.queue = q.id AND m.lease_until IS NOT NULL AND m.lease_until <= ?1 AND min(m.claimed_at, ?4) <= ?3
+        SELECT m.id, q.name, m.worker_id, m.claimed_at, m.place, NULL, m.attempts
+          FROM main.relet_queues q CROSS JOIN main.relet_messages m INDEXED BY relet_lines
+         WHERE m.queue = q.id AND m.line = -1 AND m.place <= ?1 AND min(m.claimed_at, ?4) <= ?3
         UNION ALL
         SELECT m.id, q.name, m.worker_id, m.claimed_at, NULL, r.due_at, m.attempts
           FROM main.relet_queues q CROSS JOIN main.relet_retry_queue r INDEXED BY relet_retry_free

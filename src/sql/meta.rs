@@ -49,8 +49,8 @@ pub(crate) fn create(conn: &Connection) -> Result<()> {
 
 /// The machine was restarted: every lease of the boot before has run out, and no worker of it lives.
 pub(crate) fn void_all_claims(conn: &Connection) -> Result<()> {
-    const LEASES: &str =
-        "UPDATE main.relet_messages INDEXED BY relet_leases SET lease_until = 0 WHERE lease_until IS NOT NULL";
+    const LEASES: &str = "UPDATE main.relet_messages INDEXED BY relet_lines SET place = 0
+                           WHERE queue IN (SELECT id FROM main.relet_queues) AND line = -1";
     const KEPT: &str = "UPDATE main.relet_retry_queue INDEXED BY relet_retry_free SET kept_until = due_at
                          WHERE kept_until IS NOT NULL";
     const WORKERS: &str = "DELETE FROM main.relet_workers";

@@ -47,7 +47,7 @@ pub(crate) struct Tx<'c> {
     pub(crate) durable: bool,
     /// Set by a success that rests on a row which was there already: the commit must write something, or it would sync nothing.
     pub(crate) touch: bool,
-    /// The largest message id that was ever given out, once it has been asked for.
+    /// The largest message id that this transaction has given out.
     last_id: Option<i64>,
     counts: counters::Counts,
 }

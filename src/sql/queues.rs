@@ -14,12 +14,24 @@ pub(crate) struct QueueRow {
     pub(crate) gate: Option<i64>,
     /// Whether it has ever had a message with a gate: otherwise a claim looks for none.
     pub(crate) gated: bool,
+    /// Of the whole store: the largest message id that was ever given out.
+    pub(crate) last_id: i64,
 }
 
 pub(crate) fn find(conn: &Connection, name: &str) -> Result<Option<QueueRow>> {
-    const SQL: &str = "SELECT id, max_attempts, gate, gated FROM main.relet_queues WHERE name = ?1";
+    // The rows are asked for the largest id, too: whatever became of the counter, no two messages may have one id.
+    const SQL: &str = "SELECT id, max_attempts, gate, gated,
+                              max(ifnull((SELECT last_id FROM main.relet_counters WHERE queue = 0), 0),
+                                  ifnull((SELECT max(id) FROM main.relet_messages), 0))
+                         FROM main.relet_queues WHERE name = ?1";
     let read = |row: &rusqlite::Row<'_>| {
-        Ok(QueueRow { id: row.get(0)?, max_attempts: row.get(1)?, gate: row.get(2)?, gated: row.get(3)? })
+        Ok(QueueRow {
+            id: row.get(0)?,
+            max_attempts: row.get(1)?,
+            gate: row.get(2)?,
+            gated: row.get(3)?,
+            last_id: row.get(4)?,
+        })
     };
     Ok(conn.prepare_cached(SQL)?.query_row([name], read).optional()?)
 }
@@ -32,7 +44,7 @@ pub(crate) fn find_or_make(tx: &Tx<'_>, name: &str) -> Result<QueueRow> {
     }
     let id = tx.conn.prepare_cached(SQL)?.insert([name])?;
     counters::make(tx.conn, id)?;
-    Ok(QueueRow { id, ..QueueRow::default() })
+    Ok(QueueRow { id, last_id: counters::last_id(tx.conn)?, ..QueueRow::default() })
 }
 
 /// What a queue says of its messages; what is `None` follows the store.

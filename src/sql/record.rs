@@ -1,6 +1,6 @@
 //! The record: one message as the tables have it, put together from its row and from what lies beside that.
 
-use rusqlite::{Connection, OptionalExtension, Row, params};
+use rusqlite::{Connection, OptionalExtension, Row};
 
 use crate::error::{Error, Result};
 use crate::message::{DEFERRALS_MAX, MessageId};
@@ -11,6 +11,14 @@ use crate::state::{Event, Route, Status};
 
 /// Largest payload that lies in its message's row. A claim rewrites that row, so larger ones lie beside it.
 pub(crate) const INLINE_MAX: usize = 2048;
+
+/// The line of what is held.
+const HELD: i64 = -1;
+
+/// The number of the line on this route that passes this gate, or none.
+pub(crate) fn line_of(gate: Option<i64>, route: Route) -> i64 {
+    4 * gate.unwrap_or(0) + route as i64
+}
 
 /// What lies beside a message's row, so that a plain message is not looked up anywhere else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -46,13 +54,14 @@ pub(crate) struct Record {
     pub(crate) queue: i64,
     pub(crate) status: Status,
     pub(crate) route: Route,
-    /// The line it stands in: 0, or its gate. `None`: it is held, waits, or is finished.
+    /// The line it stands in, see [`line_of`]. `None`: it is held, waits, or is finished.
     pub(crate) line: Option<i64>,
     pub(crate) priority: i32,
     pub(crate) extras: Extras,
     pub(crate) due_at: Option<i64>,
     pub(crate) worker: Option<String>,
     pub(crate) incarnation: i64,
+    /// The end of its lease. `None`: it is not held.
     pub(crate) lease_until: Option<i64>,
     pub(crate) claimed_at: i64,
     pub(crate) token: i64,
@@ -84,7 +93,7 @@ macro_rules! select_record {
     ($tail:literal) => {
         concat!(
             "SELECT m.id, m.queue, m.status, m.route, m.line, m.priority, m.extras, m.due_at, m.worker_id, m.incarnation,
-                    m.lease_until, m.claimed_at, m.token, m.epoch, m.attempts, m.crashes, m.max_attempts, m.enqueued_at,
+                    m.place, m.claimed_at, m.token, m.epoch, m.attempts, m.crashes, m.max_attempts, m.enqueued_at,
                     m.payload_crc, m.payload
                FROM main.relet_messages m ",
             $tail
@@ -99,18 +108,19 @@ pub(crate) const PAYLOAD_COLUMN: usize = 19;
 impl Record {
     /// What the message's own row says; [`Record::complete`] adds the rest.
     pub(crate) fn read(row: &Row<'_>) -> rusqlite::Result<Record> {
+        let line: Option<i64> = row.get(4)?;
         Ok(Record {
             id: row.get(0)?,
             queue: row.get(1)?,
             status: row.get(2)?,
             route: row.get(3)?,
-            line: row.get(4)?,
+            line: line.filter(|line| *line != HELD),
             priority: row.get(5)?,
             extras: Extras::new(row.get(6)?),
             due_at: row.get(7)?,
             worker: row.get(8)?,
             incarnation: row.get::<_, Option<i64>>(9)?.unwrap_or(0),
-            lease_until: row.get(10)?,
+            lease_until: if line == Some(HELD) { row.get(10)? } else { None },
             claimed_at: row.get::<_, Option<i64>>(11)?.unwrap_or(0),
             token: row.get(12)?,
             epoch: row.get(13)?,
@@ -164,19 +174,12 @@ impl Record {
         found.map(|found| Record::whole(conn, found)).transpose()
     }
 
-    /// The first messages, up to `limit`, of those that can be claimed on this route and pass no gate.
-    pub(crate) fn load_ready(
-        conn: &Connection,
-        queue: i64,
-        route: Route,
-        limit: usize,
-    ) -> Result<Vec<(Record, Vec<u8>)>> {
-        const SQL: &str = select_record!(
-            "INDEXED BY relet_ready WHERE m.queue = ?1 AND m.line = 0 AND m.status = ?2
-              ORDER BY m.priority DESC, m.id LIMIT ?3"
-        );
+    /// The first messages, up to `limit`, of those that are pending and pass no gate.
+    pub(crate) fn load_ready(conn: &Connection, queue: i64, limit: usize) -> Result<Vec<(Record, Vec<u8>)>> {
+        const SQL: &str =
+            select_record!("INDEXED BY relet_lines WHERE m.queue = ?1 AND m.line = 0 ORDER BY m.place, m.id LIMIT ?2");
         let mut statement = conn.prepare_cached(SQL)?;
-        let found = statement.query_map(params![queue, route, limit as i64], Record::read_whole)?;
+        let found = statement.query_map([queue, limit as i64], Record::read_whole)?;
         found.map(|found| Record::whole(conn, found?)).collect()
     }
 
@@ -215,7 +218,7 @@ impl Record {
 
     /// The line in which it stands when it can be claimed.
     pub(crate) fn own_line(&self) -> i64 {
-        self.gate.unwrap_or(0)
+        line_of(self.gate, self.route)
     }
 
     /// Where the counters have it.

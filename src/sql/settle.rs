@@ -13,8 +13,9 @@ use crate::retry::Retry;
 use crate::sql::counters::Place;
 use crate::sql::dead::{self, By};
 use crate::sql::gates::Passage;
+use crate::sql::record::line_of;
 use crate::sql::retry_queue::{self, Wait};
-use crate::sql::{Record, Tx, details, finished, gates, groups, queues};
+use crate::sql::{Extras, Record, Tx, details, finished, gates, groups, queues};
 use crate::state::{Event, Route, Status};
 
 /// A way to end a claim, or to hold it longer.
@@ -85,8 +86,21 @@ pub enum Settled {
     Gone,
 }
 
+/// What is known of a claim's message before it is settled: of a plain one, its queue and its route.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Known(Option<(i64, Route)>);
+
+impl Known {
+    pub(crate) fn of(record: &Record) -> Known {
+        Known((record.extras == Extras::default()).then_some((record.queue, record.route)))
+    }
+}
+
 /// Does what `how` says to the claim with this receipt. A stale receipt changes nothing.
-pub(crate) fn settle(tx: &mut Tx<'_>, receipt: Receipt, how: &Settle) -> Result<Settled> {
+pub(crate) fn settle(tx: &mut Tx<'_>, receipt: Receipt, how: &Settle, known: Known) -> Result<Settled> {
+    if matches!(how, Settle::Ack) && tx.defaults.retention.is_zero() && remove_plain(tx, receipt, known)? {
+        return Ok(Settled::Now(Status::Done));
+    }
     let Some(record) = Record::load(tx.conn, receipt.id().get())? else {
         tx.touch = true;
         return match how {
@@ -120,6 +134,21 @@ pub(crate) fn settle(tx: &mut Tx<'_>, receipt: Receipt, how: &Settle) -> Result<
         Settle::Extend { lease } => extend(tx, record, *lease)?,
     };
     Ok(Settled::Now(status))
+}
+
+/// Acks a plain message in one statement: the receipt is checked where the row is deleted, and nothing lies beside it. Returns
+/// whether it was such a one; if not, nothing was changed.
+fn remove_plain(tx: &mut Tx<'_>, receipt: Receipt, known: Known) -> Result<bool> {
+    const SQL: &str = "DELETE FROM main.relet_messages
+        WHERE id = ?1 AND token = ?2 AND epoch = ?3 AND line = -1 AND extras = 0 AND queue = ?4 AND route = ?5";
+    let Some((queue, route)) = known.0 else { return Ok(false) };
+    let params = params![receipt.id().get(), receipt.token(), receipt.epoch(), queue, route];
+    if tx.conn.prepare_cached(SQL)?.execute(params)? == 0 {
+        return Ok(false);
+    }
+    tx.count(queue, Some(Place::On(route)), None);
+    tx.count_acked(queue);
+    Ok(true)
 }
 
 /// What a receipt is worth.
@@ -164,7 +193,7 @@ pub(crate) fn guard(tx: &Tx<'_>, receipt: Receipt) -> Result<()> {
 
 fn ack(tx: &mut Tx<'_>, record: Record) -> Result<Status> {
     const KEEP: &str = "UPDATE main.relet_messages
-        SET status = ?2, worker_id = NULL, incarnation = NULL, lease_until = NULL, lease_ms = NULL WHERE id = ?1";
+        SET status = ?2, worker_id = NULL, incarnation = NULL, line = NULL, place = NULL, lease_ms = NULL WHERE id = ?1";
     let to = record.after(Event::Ack, "acked")?;
     if tx.defaults.retention.is_zero() {
         dead::remove(tx, &record)?;
@@ -218,8 +247,8 @@ fn release(tx: &mut Tx<'_>, mut record: Record) -> Result<Status> {
 /// Back to its route: in its line, or parked until it is due.
 fn give_back(tx: &mut Tx<'_>, mut record: Record, event: Event, retry: Option<(i64, &str, u32)>) -> Result<Status> {
     const SQL: &str = "UPDATE main.relet_messages
-        SET status = ?2, worker_id = NULL, incarnation = NULL, lease_until = NULL, lease_ms = NULL,
-            line = ?3, due_at = ?4, attempts = ?5, extras = ?6
+        SET status = ?2, worker_id = NULL, incarnation = NULL, line = ?3, place = iif(?3 IS NULL, NULL, -priority), lease_ms = NULL,
+            due_at = ?4, attempts = ?5, extras = ?6
         WHERE id = ?1";
     let to = record.after(event, "given back")?;
     let parked = retry.filter(|(due_at, _, _)| *due_at > tx.now.wall);
@@ -260,7 +289,7 @@ fn defer(
     grace: Option<Duration>,
 ) -> Result<Status> {
     const SQL: &str = "UPDATE main.relet_messages
-        SET lease_until = NULL, lease_ms = NULL, due_at = ?2, attempts = ?3, extras = ?4 WHERE id = ?1";
+        SET line = NULL, place = NULL, lease_ms = NULL, due_at = ?2, attempts = ?3, extras = ?4 WHERE id = ?1";
     record.deferrals += 1;
     record.attempts = record.attempts.saturating_sub(1);
     if record.deferrals >= record.max_deferrals {
@@ -291,7 +320,7 @@ fn has_lost_its_slot(tx: &Tx<'_>, record: &Record) -> Result<bool> {
 }
 
 fn extend(tx: &mut Tx<'_>, record: Record, lease: Duration) -> Result<Status> {
-    const SQL: &str = "UPDATE main.relet_messages SET lease_until = ?2, lease_ms = ?3 WHERE id = ?1";
+    const SQL: &str = "UPDATE main.relet_messages SET place = ?2, lease_ms = ?3 WHERE id = ?1 AND line = -1";
     let lease_ms = millis(lease).max(1);
     let until = tx.now.awake.saturating_add(lease_ms).min(INSTANT_MAX);
     if record.lease_until.is_some_and(|current| current < until) {
@@ -302,7 +331,8 @@ fn extend(tx: &mut Tx<'_>, record: Record, lease: Duration) -> Result<Status> {
 
 /// Changes the route of a live message. One that is held takes it when it comes back.
 pub(crate) fn reroute(tx: &mut Tx<'_>, id: i64, route: Route) -> Result<()> {
-    const SQL: &str = "UPDATE main.relet_messages SET route = ?2, status = ?3 WHERE id = ?1";
+    const SQL: &str =
+        "UPDATE main.relet_messages SET route = ?2, status = ?3, line = iif(line >= 0, ?4, line) WHERE id = ?1";
     let record = Record::load(tx.conn, id)?.ok_or(Error::Gone { id: MessageId::new(id) })?;
     let to = match record.status {
         Status::Processing => Status::Processing,
@@ -310,7 +340,7 @@ pub(crate) fn reroute(tx: &mut Tx<'_>, id: i64, route: Route) -> Result<()> {
             status.after(Event::Reroute, route).ok_or(Error::Status { id: record.id(), status, wanted: "routed" })?
         }
     };
-    tx.conn.prepare_cached(SQL)?.execute(params![id, route, to])?;
+    tx.conn.prepare_cached(SQL)?.execute(params![id, route, to, line_of(record.gate, route)])?;
     if record.place() != Place::Deferred {
         tx.count(record.queue, Some(Place::On(record.route)), Some(Place::On(route)));
     }

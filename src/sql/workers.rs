@@ -63,8 +63,8 @@ pub(crate) fn holdings(conn: &Connection, now: Now) -> Result<Vec<Holding>> {
     const SQL: &str = "
         SELECT label, detached, count(held), count(*) - count(held) FROM (
           SELECT m.worker_id AS label, m.incarnation = 0 AS detached, 1 AS held
-            FROM main.relet_queues q CROSS JOIN main.relet_messages m INDEXED BY relet_leases
-           WHERE m.queue = q.id AND m.lease_until IS NOT NULL AND m.lease_until > ?1
+            FROM main.relet_queues q CROSS JOIN main.relet_messages m INDEXED BY relet_lines
+           WHERE m.queue = q.id AND m.line = -1 AND m.place > ?1
           UNION ALL
           SELECT r.worker_id, m.incarnation = 0, NULL
             FROM main.relet_queues q CROSS JOIN main.relet_retry_queue r INDEXED BY relet_retry_kept
@@ -93,8 +93,9 @@ pub(crate) fn register(tx: &Tx<'_>, label: &str, incarnation: i64, lock: Option<
 
 /// Makes void what any start of this label still holds. (What is detached has no start, only its lease.)
 pub(crate) fn void(tx: &Tx<'_>, label: &str) -> Result<()> {
-    const SQL: &str = "UPDATE main.relet_messages INDEXED BY relet_leases SET lease_until = 0
-                        WHERE lease_until IS NOT NULL AND worker_id = ?1 AND incarnation <> 0";
+    const SQL: &str = "UPDATE main.relet_messages INDEXED BY relet_lines SET place = 0
+                        WHERE queue IN (SELECT id FROM main.relet_queues) AND line = -1
+                          AND worker_id = ?1 AND incarnation <> 0";
     tx.conn.prepare_cached(SQL)?.execute([label])?;
     Ok(())
 }
