@@ -263,7 +263,7 @@ impl Backlog {
     }
 
     /// Stores `count` messages of this kind, as relet would have stored them one by one, and in a fraction of the time.
-    fn fill(self, conn: &Connection, count: i64) {
+    pub fn fill(self, conn: &Connection, count: i64) {
         const NUMBERS: &str = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?1)";
         let now = "CAST(unixepoch('subsec') * 1000 AS INTEGER)";
         let day = format!("{now} + 86400000");
