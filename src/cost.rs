@@ -80,10 +80,10 @@ const COSTS: &[(&str, &[Line<'_>])] = &[
         ("update relet_messages", 100, 7000),
         ("commit", 1, 3),
     ]),
-    ("ack, 100 a batch", &[ // 203 statements, 4542 steps
+    ("ack, 100 a batch", &[ // 203 statements, 4842 steps
         ("begin immediate", 1, 5),
-        ("select relet_messages", 100, 2700),
-        ("delete relet_messages", 100, 1800),
+        ("select relet_messages", 100, 1200),
+        ("delete relet_messages", 100, 3600),
         ("update relet_counters", 1, 34),
         ("commit", 1, 3),
     ]),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rusqlite::params;
+use rusqlite::{OptionalExtension, params};
 
 use crate::clock::{INSTANT_MAX, millis};
 use crate::error::{Error, Result, Whereabouts};
@@ -86,13 +86,21 @@ pub enum Settled {
     Gone,
 }
 
-/// What is known of a claim's message before it is settled: of a plain one, its queue and its route.
+/// What is known of a claim's message before it is settled.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Known(Option<(i64, Route)>);
+pub(crate) enum Known {
+    /// There is only a receipt.
+    #[default]
+    Nothing,
+    /// Nothing lies beside its row: its queue and its route.
+    Plain(i64, Route),
+    /// Something does.
+    More,
+}
 
 impl Known {
     pub(crate) fn of(record: &Record) -> Known {
-        Known((record.extras == Extras::default()).then_some((record.queue, record.route)))
+        if record.extras == Extras::default() { Known::Plain(record.queue, record.route) } else { Known::More }
     }
 }
 
@@ -139,9 +147,18 @@ pub(crate) fn settle(tx: &mut Tx<'_>, receipt: Receipt, how: &Settle, known: Kno
 /// Acks a plain message in one statement: the receipt is checked where the row is deleted, and nothing lies beside it. Returns
 /// whether it was such a one; if not, nothing was changed.
 fn remove_plain(tx: &mut Tx<'_>, receipt: Receipt, known: Known) -> Result<bool> {
+    const LOOK: &str = "SELECT queue, route FROM main.relet_messages WHERE id = ?1 AND extras = 0";
     const SQL: &str = "DELETE FROM main.relet_messages
         WHERE id = ?1 AND token = ?2 AND epoch = ?3 AND line = -1 AND extras = 0 AND queue = ?4 AND route = ?5";
-    let Some((queue, route)) = known.0 else { return Ok(false) };
+    let plain = match known {
+        Known::Plain(queue, route) => Some((queue, route)),
+        Known::More => None,
+        Known::Nothing => {
+            let read = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?));
+            tx.conn.prepare_cached(LOOK)?.query_row([receipt.id().get()], read).optional()?
+        }
+    };
+    let Some((queue, route)) = plain else { return Ok(false) };
     let params = params![receipt.id().get(), receipt.token(), receipt.epoch(), queue, route];
     if tx.conn.prepare_cached(SQL)?.execute(params)? == 0 {
         return Ok(false);
