@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod backup;
+mod batch;
 mod cancel;
 mod claim;
 mod clock;
@@ -10,6 +11,7 @@ mod clock;
 mod cron;
 mod db;
 mod error;
+mod follower;
 mod gate;
 mod liveness;
 mod message;
@@ -24,6 +26,7 @@ mod receipt;
 mod reserve;
 mod retry;
 mod schedule;
+mod seat;
 mod sql;
 mod state;
 mod store;

@@ -3,252 +3,117 @@
 //! All writes of a process go through one connection. A caller who finds it free *leads*: it takes up what has gathered
 //! meanwhile, runs everything, its own operation first, in one BEGIN IMMEDIATE … COMMIT, hands out the results after the
 //! commit, and hands the lead to whoever came next. The others *follow*: they lay down their operation and wait. There is
-//! no background thread; whoever waits is served in the order of arrival.
+//! no background thread.
 //!
-//! An operation that fails before it has written anything simply has failed. One that fails or panics after it has
-//! written is left out: the transaction is rolled back and the others are run again (operations are `FnMut` for this).
-//! That costs nothing while nothing fails, where a savepoint for each would cost 4 µs, and it is also right where SQLite
-//! has rolled back the whole transaction by itself, as it does on a full disk. Results are only handed out once it is
-//! known whether the commit was made; if it was not, every caller is told, and nothing of it is stored.
+//! Results are only handed out once it is known whether the commit was made; if it was not, every caller is told, and
+//! nothing of it is stored.
 //!
 //! A transaction that holds nothing but claims and extensions need not reach the disk: a lost claim only means that the
-//! message is ready again. It is committed without `fsync`, and the next durable commit makes it durable, too.
+//! message is ready again. It is committed without `fsync`, and the next durable commit makes it durable, too. So where
+//! both kinds wait, the claims go first, in a commit of their own, and their callers are soon back with what they settle.
+//! They are let pass once; apart from that, whoever waits is served in the order of arrival.
 
-use std::any::Any;
-use std::cell::Cell;
 use std::collections::VecDeque;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use rusqlite::{Connection, ErrorCode};
+use rusqlite::Connection;
 
+use crate::batch::{Job, Task};
 use crate::clock::Stopwatch;
-use crate::db::{self, Boot, Identity, Opened, PAUSE_MAX, Patience};
-use crate::error::{Error, Result};
+use crate::db::Opened;
+use crate::error::Result;
+use crate::follower::{Follower, Laid, Slot, Turn};
 use crate::options::{Durability, Options};
-use crate::reserve::Reserve;
-use crate::sql::{Defaults, Tx, meta, prune};
+use crate::seat::Seat;
+use crate::sql::Tx;
 use crate::waker::Waker;
 
-/// What an operation needs of the disk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Need {
-    /// Claims and extensions: they may be lost with the power.
-    Claim,
-    /// What must reach the disk before its caller is answered, and works on what is stored: it goes on when the disk is full.
-    Settle,
-    /// What must reach the disk, and needs more of it: it is refused first when the disk is full.
-    Enqueue,
-}
-
-/// Whether a commit reaches the disk before its callers are answered.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Sync {
-    Free,
-    Durable,
-}
+pub(crate) use crate::batch::{Need, panic_message};
 
 /// Operations in one transaction, so that the first of them does not wait for an endless queue.
 const BATCH_MAX: usize = 512;
-/// How long a leader waits at most for as many followers as the last batch had.
-const GATHER_FOR: Duration = Duration::from_micros(100);
-/// Operations that may be left out of a batch, which is run again for each; then the rest goes one by one.
-const LEFT_OUT_MAX: usize = 16;
-/// Pages in the log at which a checkpoint is made: 4 MiB at the usual page size.
-const CHECKPOINT_PAGES: i64 = 1000;
-/// How long the writer remembers that another process was waiting, and leaves gaps for it.
-const CONTENDED_FOR: Duration = Duration::from_millis(100);
-/// Between two rounds of pruning and shrinking.
-const MAINTAIN_EVERY: Duration = Duration::from_secs(1);
-/// Free pages that one round gives back to the file system at most: 1 MiB at the usual page size.
-const SHRINK_STEP: u32 = 256;
+/// A leader waits for others for at most this part of the time that the last commit took, …
+const GATHER_PART: u32 = 2;
+/// … and for this long.
+const GATHER_MAX: Duration = Duration::from_millis(1);
+/// For so long it lets other threads run, before it sleeps until they are there.
+const YIELD_FOR: Duration = Duration::from_micros(100);
 
 pub(crate) struct Writer {
     line: Mutex<Line>,
+    /// For a leader who waits until enough have gathered.
+    gathered: Condvar,
     seat: Mutex<Seat>,
-    options: Options,
-    /// `None`: in memory.
-    path: Option<PathBuf>,
     waker: Arc<Waker>,
     /// What the last checkpoint failed with. Not of the seat, so that a look does not wait for a leader.
-    checkpoint_error: Mutex<Option<String>>,
+    checkpoint_error: Arc<Mutex<Option<String>>>,
 }
 
 /// Who waits, and whether somebody leads.
 struct Line {
     waiting: VecDeque<Box<dyn Follower>>,
     led: bool,
+    /// Callers in the last batch, and those who were waiting then.
+    callers: usize,
+    /// A leader sleeps until so many wait.
+    wanted: Option<usize>,
+    /// How long the last commit took that let nobody pass.
+    took: Duration,
+    /// Whether claims are let pass; then what they save is an `fsync`.
+    lets_pass: bool,
+    /// The last batch was of claims that were let pass.
+    has_let_pass: bool,
 }
 
-/// What the leader alone touches.
-struct Seat {
-    conn: Connection,
-    /// What `PRAGMA synchronous` is set to.
-    sync: Option<Sync>,
-    boot: Boot,
-    /// The largest wall time seen: a smaller one means that the clock was set back.
-    wall_seen: i64,
-    identity: Option<Identity>,
-    /// The disk has failed to make a commit durable: nothing is acknowledged until a checkpoint has made the file whole.
-    suspect: bool,
-    contended: Option<Stopwatch>,
-    next_checkpoint: i64,
-    maintained: Stopwatch,
-    owned: bool,
-    reserve: Reserve,
-    /// How many followers the last batch had.
-    followers: usize,
+/// What goes into the next commit.
+struct Taken {
+    followers: Vec<Box<dyn Follower>>,
+    /// And the leader's own operation.
+    own: bool,
 }
 
-/// One operation in a batch.
-trait Job {
-    fn need(&self) -> Need;
-    /// Runs it, keeps its outcome, and says whether it succeeded.
-    fn run(&mut self, tx: &mut Tx<'_>) -> bool;
-    /// It is not run again. Its outcome stands, unless `error` is given in its place.
-    fn leave_out(&mut self, error: Option<Error>);
-    fn is_left_out(&self) -> bool;
-    /// Why it failed, if it did.
-    fn error(&self) -> Option<Error>;
-}
-
-struct Task<T, F> {
-    need: Need,
-    op: F,
-    outcome: Option<Result<T>>,
-    left_out: bool,
-}
-
-impl<T, F: FnMut(&mut Tx<'_>) -> Result<T>> Task<T, F> {
-    fn new(need: Need, op: F) -> Task<T, F> {
-        Task { need, op, outcome: None, left_out: false }
-    }
-
-    /// What the caller is told. A result that rests on a commit which was not made is not told, not even an error.
-    fn outcome(&mut self, commit: &Result<()>) -> Result<T> {
-        match (commit, self.outcome.take()) {
-            (_, Some(outcome)) if self.left_out => outcome,
-            (Ok(()), Some(outcome)) => outcome,
-            (Err(error), _) => Err(error.clone()),
-            (Ok(()), None) => Err(Error::Panicked { detail: "the operation was not run".into() }),
-        }
-    }
-}
-
-impl<T, F: FnMut(&mut Tx<'_>) -> Result<T>> Job for Task<T, F> {
-    fn need(&self) -> Need {
-        self.need
-    }
-
-    fn run(&mut self, tx: &mut Tx<'_>) -> bool {
-        let op = &mut self.op;
-        let outcome = catch_unwind(AssertUnwindSafe(|| op(tx)))
-            .unwrap_or_else(|panic| Err(Error::Panicked { detail: panic_message(&*panic) }));
-        let done = outcome.is_ok();
-        self.outcome = Some(outcome);
-        done
-    }
-
-    fn leave_out(&mut self, error: Option<Error>) {
-        self.left_out = true;
-        if let Some(error) = error {
-            self.outcome = Some(Err(error));
+impl Line {
+    fn new(lets_pass: bool) -> Line {
+        Line {
+            waiting: VecDeque::new(),
+            led: false,
+            callers: 0,
+            wanted: None,
+            took: Duration::ZERO,
+            lets_pass,
+            has_let_pass: false,
         }
     }
 
-    fn is_left_out(&self) -> bool {
-        self.left_out
+    fn lay(&mut self, follower: Box<dyn Follower>) {
+        debug_assert!(self.led, "whoever finds nobody leading leads");
+        self.waiting.push_back(follower);
     }
 
-    fn error(&self) -> Option<Error> {
-        self.outcome.as_ref().and_then(|outcome| outcome.as_ref().err().cloned())
-    }
-}
-
-pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".into())
-}
-
-/// Where a follower waits.
-struct Slot<T> {
-    turn: Mutex<Turn<T>>,
-    bell: Condvar,
-}
-
-enum Turn<T> {
-    Waiting,
-    Lead(Box<dyn Follower>),
-    Done(Result<T>),
-}
-
-impl<T> Slot<T> {
-    fn tell(&self, turn: Turn<T>) {
-        *self.turn.lock() = turn;
-        self.bell.notify_one();
-    }
-}
-
-/// An operation that was laid down for a leader.
-trait Follower: Job + Send {
-    /// Tells its caller how it ended.
-    fn answer(self: Box<Self>, commit: &Result<()>);
-    /// Gives it back to its caller, to lead with.
-    fn promote(self: Box<Self>);
-}
-
-struct Laid<T: Send + 'static, F: FnMut(&mut Tx<'_>) -> Result<T> + Send + 'static> {
-    task: Task<T, F>,
-    /// `None` once its caller has been told something.
-    slot: Option<Arc<Slot<T>>>,
-}
-
-impl<T: Send, F: FnMut(&mut Tx<'_>) -> Result<T> + Send> Job for Laid<T, F> {
-    fn need(&self) -> Need {
-        self.task.need()
-    }
-
-    fn run(&mut self, tx: &mut Tx<'_>) -> bool {
-        self.task.run(tx)
-    }
-
-    fn leave_out(&mut self, error: Option<Error>) {
-        self.task.leave_out(error);
-    }
-
-    fn is_left_out(&self) -> bool {
-        self.task.is_left_out()
-    }
-
-    fn error(&self) -> Option<Error> {
-        self.task.error()
-    }
-}
-
-impl<T: Send, F: FnMut(&mut Tx<'_>) -> Result<T> + Send> Follower for Laid<T, F> {
-    fn answer(mut self: Box<Self>, commit: &Result<()>) {
-        if let Some(slot) = self.slot.take() {
-            slot.tell(Turn::Done(self.task.outcome(commit)));
+    fn note(&mut self, took: Duration) {
+        if !self.has_let_pass {
+            self.took = took;
         }
     }
 
-    fn promote(self: Box<Self>) {
-        // The slot stays in the job, too: the caller is answered through it like any other.
-        if let Some(slot) = self.slot.clone() {
-            slot.tell(Turn::Lead(self));
+    /// Takes up the next batch, for a leader who may bring an operation of his own.
+    fn take(&mut self, own: Option<Need>) -> Taken {
+        debug_assert!(self.led && (own.is_some() || !self.waiting.is_empty()));
+        self.callers = self.waiting.len() + usize::from(own.is_some());
+        let is_claim = |need: Need| need == Need::Claim;
+        let claims =
+            self.waiting.iter().filter(|job| is_claim(job.need())).count() + usize::from(own.is_some_and(is_claim));
+        self.has_let_pass = self.lets_pass && !self.has_let_pass && 0 < claims && claims < self.callers;
+        if self.has_let_pass {
+            let (taken, left) = self.waiting.drain(..).partition::<Vec<_>, _>(|job| is_claim(job.need()));
+            self.waiting = left.into();
+            return Taken { followers: taken, own: own.is_some_and(is_claim) };
         }
-    }
-}
-
-impl<T: Send, F: FnMut(&mut Tx<'_>) -> Result<T> + Send> Drop for Laid<T, F> {
-    /// Reached with a slot only if a leader panicked outside of an operation: its followers must not wait for ever.
-    fn drop(&mut self) {
-        if let Some(slot) = self.slot.take() {
-            slot.tell(Turn::Done(Err(Error::Panicked { detail: "the leader of the batch panicked".into() })));
-        }
+        let count = self.waiting.len().min(BATCH_MAX);
+        Taken { followers: self.waiting.drain(..count).collect(), own: own.is_some() }
     }
 }
 
@@ -257,72 +122,24 @@ struct Lead<'w>(&'w Writer);
 
 impl Drop for Lead<'_> {
     fn drop(&mut self) {
-        let next = {
-            let mut line = self.0.line.lock();
-            let next = line.waiting.pop_front();
-            line.led = next.is_some();
-            next
-        };
-        if let Some(next) = next {
+        let mut line = self.0.line.lock();
+        line.led = !line.waiting.is_empty();
+        if let Some(next) = line.waiting.front() {
             next.promote();
         }
     }
 }
 
-/// How one try of a batch ended.
-enum Try {
-    Committed,
-    /// An operation was left out; the others are to be run again.
-    LeftOut,
-    /// The disk was full, and there is more room now: all are to be run again.
-    Full,
-}
-
-/// The disk is full: what needs more of it is told so. Returns whether there was any.
-fn leave_out_enqueues(jobs: &mut [&mut dyn Job]) -> bool {
-    let mut any = false;
-    for job in jobs.iter_mut().filter(|job| job.need() == Need::Enqueue && !job.is_left_out()) {
-        job.leave_out(Some(Error::Full));
-        any = true;
-    }
-    any
-}
-
-thread_local! {
-    /// Pages in the log after this thread's last commit.
-    static WAL_PAGES: Cell<i64> = const { Cell::new(0) };
-}
-
 impl Writer {
     pub(crate) fn new(opened: Opened, options: Options, path: Option<PathBuf>, waker: Arc<Waker>) -> Writer {
-        let Opened { conn, boot, owned, identity, .. } = opened;
-        let mut seat = Seat {
-            conn,
-            sync: None,
-            boot,
-            wall_seen: 0,
-            identity,
-            suspect: false,
-            contended: None,
-            next_checkpoint: CHECKPOINT_PAGES,
-            maintained: Stopwatch::start(),
-            owned,
-            reserve: match &path {
-                Some(path) => Reserve::new(db::beside(path, "-relet-reserve"), options.reserve),
-                None => Reserve::new(PathBuf::new(), 0),
-            },
-            followers: 0,
-        };
-        seat.adopt();
-        seat.reserve.keep();
-        let line = Line { waiting: VecDeque::new(), led: false };
+        let checkpoint_error = Arc::new(Mutex::new(None));
+        let lets_pass = path.is_some() && options.durability == Durability::Full;
         Writer {
-            line: Mutex::new(line),
-            seat: Mutex::new(seat),
-            options,
-            path,
+            line: Mutex::new(Line::new(lets_pass)),
+            gathered: Condvar::new(),
+            seat: Mutex::new(Seat::new(opened, options, path, checkpoint_error.clone())),
             waker,
-            checkpoint_error: Mutex::new(None),
+            checkpoint_error,
         }
     }
 
@@ -339,381 +156,135 @@ impl Writer {
             line.led = true;
             drop(line);
             let mut task = Task::new(need, op);
-            let commit = self.lead(&mut task);
+            let commit = self.lead_with(&mut task);
             return task.outcome(&commit);
         }
-        let slot = Arc::new(Slot { turn: Mutex::new(Turn::Waiting), bell: Condvar::new() });
-        line.waiting.push_back(Box::new(Laid { task: Task::new(need, op), slot: Some(slot.clone()) }));
+        let slot = Arc::new(Slot::new());
+        line.lay(Box::new(Laid::new(need, op, slot.clone())));
+        if line.wanted.is_some_and(|wanted| line.waiting.len() >= wanted) {
+            self.gathered.notify_one();
+        }
         drop(line);
         loop {
-            let turn = {
-                let mut turn = slot.turn.lock();
-                while matches!(*turn, Turn::Waiting) {
-                    slot.bell.wait(&mut turn);
-                }
-                std::mem::replace(&mut *turn, Turn::Waiting)
-            };
-            match turn {
+            match slot.listen() {
                 Turn::Done(outcome) => return outcome,
-                Turn::Lead(mut own) => {
-                    let commit = self.lead(&mut *own);
-                    own.answer(&commit);
-                }
+                Turn::Lead => self.lead_until(|| slot.is_done()),
                 Turn::Waiting => {}
             }
         }
     }
 
-    /// Leads one batch: its own operation first, then all that has gathered.
-    fn lead(&self, own: &mut dyn Job) -> Result<()> {
-        let lead = Lead(self);
+    /// Leads with an operation that was not laid down.
+    fn lead_with(&self, own: &mut dyn Job) -> Result<()> {
+        let _lead = Lead(self);
         let mut seat = self.seat.lock();
-        WAL_PAGES.set(0);
-        let mut followers = self.gather(&mut seat);
-        let mut jobs: Vec<&mut dyn Job> = Vec::with_capacity(followers.len() + 1);
-        jobs.push(own);
-        for follower in &mut followers {
+        let mut own = Some(own);
+        loop {
+            let commit = self.lead_batch(&mut seat, &mut own);
+            if own.is_none() {
+                return commit;
+            }
+        }
+    }
+
+    /// Leads until an operation that was laid down is done: the first of the line is so after two batches at most.
+    fn lead_until(&self, is_done: impl Fn() -> bool) {
+        let _lead = Lead(self);
+        let mut seat = self.seat.lock();
+        while !is_done() {
+            let _ = self.lead_batch(&mut seat, &mut None);
+        }
+    }
+
+    /// Leads one batch: the leader's own operation, unless claims are let pass before it, then what has gathered.
+    fn lead_batch(&self, seat: &mut Seat, own: &mut Option<&mut dyn Job>) -> Result<()> {
+        let mut taken = self.gather(own.as_ref().map(|job| job.need()));
+        let mut jobs: Vec<&mut dyn Job> = Vec::with_capacity(taken.followers.len() + 1);
+        if taken.own
+            && let Some(own) = own.take()
+        {
+            jobs.push(own);
+        }
+        for follower in &mut taken.followers {
             jobs.push(&mut **follower);
         }
-        let commit = self.batch(&mut seat, &mut jobs);
+        let watch = Stopwatch::start();
+        let commit = seat.batch(&mut jobs);
+        let took = watch.elapsed();
         // Claims make nothing claimable, or only what their own queue's next claim finds.
         if commit.is_ok() && jobs.iter().any(|job| job.need() != Need::Claim) {
             self.waker.ring();
         }
-        for follower in followers {
+        self.line.lock().note(took);
+        for follower in taken.followers {
             follower.answer(&commit);
         }
-        self.maintain(&mut seat);
-        self.leave_a_gap(&mut seat);
-        drop(seat);
-        drop(lead);
+        seat.maintain();
+        seat.leave_a_gap();
         commit
     }
 
     /// What has gathered. Whoever was in the last batch has just been answered, and is likely to come back at once: a moment
     /// is waited for as many.
-    fn gather(&self, seat: &mut Seat) -> Vec<Box<dyn Follower>> {
-        let watch = Stopwatch::start();
-        loop {
-            let mut line = self.line.lock();
-            if line.waiting.len() >= seat.followers || watch.elapsed() >= GATHER_FOR {
-                let count = line.waiting.len().min(BATCH_MAX);
-                seat.followers = count;
-                return line.waiting.drain(..count).collect();
-            }
-            drop(line);
-            std::thread::yield_now();
-        }
-    }
-
-    /// Runs the jobs in one commit. Those that cannot be part of it are left out; if there is none, every job is told why.
-    fn batch(&self, seat: &mut Seat, jobs: &mut [&mut dyn Job]) -> Result<()> {
-        let mut left_out = 0;
-        loop {
-            if seat.reserve.is_spent() {
-                leave_out_enqueues(jobs);
-            }
-            if jobs.iter().all(|job| job.is_left_out()) {
-                return Ok(());
-            }
-            match self.attempt(seat, self.options.busy_wait, jobs) {
-                Ok(Try::Committed) => return Ok(()),
-                Ok(Try::LeftOut) => left_out += 1,
-                Ok(Try::Full) => {}
-                // The disk was full at the commit: first those that need more of it go, then the reserve.
-                Err(Error::Full) if leave_out_enqueues(jobs) || self.make_room(seat) => {}
-                Err(error) => return Err(error),
-            }
-            if left_out >= LEFT_OUT_MAX {
-                self.one_by_one(seat, jobs);
-            }
-        }
-    }
-
-    /// Gives each job that is left a commit of its own.
-    fn one_by_one(&self, seat: &mut Seat, jobs: &mut [&mut dyn Job]) {
-        for job in jobs.iter_mut().filter(|job| !job.is_left_out()) {
-            let alone = self.attempt(seat, self.options.busy_wait, &mut [&mut **job]);
-            // Its outcome stands where the commit was made, or where it failed by itself.
-            job.leave_out(alone.err());
-        }
-    }
-
-    /// Gives the reserve up, so that the log can be moved into the file. Returns whether there is more room now.
-    fn make_room(&self, seat: &mut Seat) -> bool {
-        let released = seat.reserve.release();
-        if released {
-            self.note(checkpoint(&seat.conn, "TRUNCATE"));
-        }
-        released
-    }
-
-    /// One BEGIN IMMEDIATE … COMMIT. An error means that nothing was stored (or [`Error::Indeterminate`]).
-    fn attempt(&self, seat: &mut Seat, wait: Duration, jobs: &mut [&mut dyn Job]) -> Result<Try> {
-        if seat.suspect {
-            self.make_whole(seat)?;
-        }
-        let rebooted = self.options.clock.boot() != seat.boot.id;
-        let full = self.options.durability == Durability::Full
-            && jobs.iter().any(|job| job.need() != Need::Claim && !job.is_left_out());
-        let sync = if full || rebooted { Sync::Durable } else { Sync::Free };
-        seat.set_sync(sync)?;
-        self.begin(seat, wait)?;
-        let done = self.fill_and_commit(seat, sync, rebooted, jobs);
-        roll_back(seat);
-        done
-    }
-
-    /// The write lock, for which other processes may have to be waited for.
-    fn begin(&self, seat: &mut Seat, wait: Duration) -> Result<()> {
-        let mut patience = Patience::new(wait);
-        loop {
-            match seat.conn.prepare_cached("BEGIN IMMEDIATE").and_then(|mut begin| begin.execute([])) {
-                Ok(_) => return Ok(()),
-                Err(error) if is_busy(&error) => {
-                    seat.contended = Some(Stopwatch::start());
-                    patience.pause()?;
+    fn gather(&self, own: Option<Need>) -> Taken {
+        let mut line = self.line.lock();
+        let wanted = line.callers.saturating_sub(usize::from(own.is_some())).min(BATCH_MAX);
+        if line.waiting.len() < wanted {
+            let limit = (line.took / GATHER_PART).min(GATHER_MAX);
+            let watch = Stopwatch::start();
+            loop {
+                let waited = watch.elapsed();
+                if line.waiting.len() >= wanted || waited >= limit {
+                    break;
                 }
-                Err(error) => return Err(error.into()),
-            }
-        }
-    }
-
-    fn fill_and_commit(&self, seat: &mut Seat, sync: Sync, rebooted: bool, jobs: &mut [&mut dyn Job]) -> Result<Try> {
-        // Read under the lock, so that time never runs back from one transaction to the next, in whatever process.
-        let now = self.options.clock.now();
-        let boot = if rebooted { db::note_boot(&seat.conn, &self.options.clock)? } else { seat.boot.clone() };
-        if now.wall < seat.wall_seen {
-            db::mend_waits(&seat.conn, now)?;
-        }
-        let mut tx = Tx::new(&seat.conn, now, Defaults::from(&self.options), boot.epoch, boot.mark);
-        for job in jobs.iter_mut().filter(|job| !job.is_left_out()) {
-            let before = seat.conn.total_changes();
-            let done = job.run(&mut tx);
-            let gone = seat.conn.is_autocommit();
-            if gone || (!done && seat.conn.total_changes() != before) {
-                if job.need() != Need::Enqueue && matches!(job.error(), Some(Error::Full)) {
-                    drop(tx);
-                    roll_back(seat);
-                    if self.make_room(seat) {
-                        return Ok(Try::Full);
-                    }
+                if waited < YIELD_FOR {
+                    MutexGuard::unlocked(&mut line, std::thread::yield_now);
+                } else {
+                    line.wanted = Some(wanted);
+                    self.gathered.wait_for(&mut line, limit - waited);
                 }
-                job.leave_out(None);
-                return Ok(Try::LeftOut);
             }
+            line.wanted = None;
         }
-        tx.finish()?;
-        let durable_late = tx.durable && sync == Sync::Free && self.options.durability == Durability::Full;
-        self.check_file(seat)?;
-        self.commit(seat)?;
-        seat.boot = boot;
-        seat.wall_seen = now.wall;
-        if durable_late {
-            self.make_durable(seat)?;
-        }
-        Ok(Try::Committed)
-    }
-
-    /// A file that was deleted or replaced would go on taking commits, and they would be gone.
-    fn check_file(&self, seat: &Seat) -> Result<()> {
-        match &self.path {
-            Some(path) if db::identity(path) != seat.identity => Err(Error::FileReplaced { path: path.clone() }),
-            _ => Ok(()),
-        }
-    }
-
-    fn commit(&self, seat: &mut Seat) -> Result<()> {
-        let committed = seat.conn.prepare_cached("COMMIT").and_then(|mut commit| commit.execute([]));
-        match committed {
-            Ok(_) => Ok(()),
-            // The frames may be on the disk, all or some of them, and come back after a crash.
-            Err(error) if error.sqlite_error_code() == Some(ErrorCode::SystemIoFailure) => {
-                seat.suspect = true;
-                Err(Error::Indeterminate { source: Arc::new(error) })
-            }
-            Err(error) => Err(error.into()),
-        }
-    }
-
-    /// Makes what was just committed durable: one more commit that is, since a durable commit covers those before it. Where
-    /// another process keeps the lock, or the disk is full, its next commit or ours does that: what was committed stands, so
-    /// nothing but a failure of the disk may be told.
-    fn make_durable(&self, seat: &mut Seat) -> Result<()> {
-        let done = (|| {
-            seat.set_sync(Sync::Durable)?;
-            self.begin(seat, self.options.busy_wait)?;
-            meta::touch(&seat.conn)?;
-            self.commit(seat)
-        })();
-        roll_back(seat);
-        match done {
-            Err(error @ Error::Indeterminate { .. }) => Err(error),
-            _ => Ok(()),
-        }
-    }
-
-    /// After a commit that failed in the disk, the connection's picture of the file is not to be trusted: a new one is
-    /// opened. And frames before the failed ones may be missing on the disk, where recovery would stop at such a hole. So
-    /// the log is emptied into the file before anything else is acknowledged.
-    fn make_whole(&self, seat: &mut Seat) -> Result<()> {
-        if let Some(path) = &self.path {
-            db::checkpoint_on_close(&seat.conn, false)?;
-            seat.conn = db::connect(path, &self.options)?;
-            seat.adopt();
-            seat.set_sync(Sync::Durable)?;
-            let conn = &seat.conn;
-            db::patiently(self.options.busy_wait, || match checkpoint(conn, "TRUNCATE")? {
-                Checkpoint { busy: false } => Ok(()),
-                _ => Err(Error::Busy { waited: Duration::ZERO }),
-            })?;
-            db::checkpoint_on_close(&seat.conn, self.options.checkpoints)?;
-        }
-        seat.suspect = false;
-        Ok(())
-    }
-
-    /// Leaves other processes a gap in which their next try for the lock falls, while there are any.
-    fn leave_a_gap(&self, seat: &mut Seat) {
-        match &seat.contended {
-            Some(seen) if seen.elapsed() < CONTENDED_FOR => std::thread::sleep(PAUSE_MAX),
-            Some(_) => seat.contended = None,
-            None => {}
-        }
-    }
-
-    /// What the leader does for the file after it has answered: a checkpoint when the log is long, and now and then a
-    /// step of pruning and shrinking. Errors are kept for stats; they are no caller's business.
-    fn maintain(&self, seat: &mut Seat) {
-        if seat.suspect {
-            return;
-        }
-        let pages = WAL_PAGES.get();
-        if pages < CHECKPOINT_PAGES {
-            seat.next_checkpoint = CHECKPOINT_PAGES;
-        } else if self.options.checkpoints && pages >= seat.next_checkpoint {
-            // A reader may keep the log from being begun again: then the next try is after as many pages more.
-            seat.next_checkpoint = pages + CHECKPOINT_PAGES;
-            self.note(checkpoint(&seat.conn, "PASSIVE"));
-        }
-        if seat.maintained.elapsed() >= MAINTAIN_EVERY {
-            seat.maintained = Stopwatch::start();
-            seat.reserve.keep();
-            let _ = self.attempt(seat, Duration::ZERO, &mut [&mut Task::new(Need::Claim, prune::step)]);
-            if seat.owned && self.path.is_some() {
-                let _ = shrink(&seat.conn, SHRINK_STEP);
-            }
-        }
+        line.take(own)
     }
 
     /// The connection, for a look into a store in memory, or for what no other connection may do.
     pub(crate) fn with_connection<T>(&self, look: impl FnOnce(&Connection) -> Result<T>) -> Result<T> {
-        let seat: MutexGuard<'_, Seat> = self.seat.lock();
-        look(&seat.conn)
+        look(self.seat.lock().conn())
     }
 
     pub(crate) fn checkpoint_error(&self) -> Option<String> {
         self.checkpoint_error.lock().clone()
     }
 
-    fn note<T>(&self, checkpoint: Result<T>) {
-        *self.checkpoint_error.lock() = checkpoint.err().map(|error| error.to_string());
-    }
-
     /// Empties the log into the file, if no reader holds it back. Returns whether it was emptied.
     pub(crate) fn checkpoint(&self) -> Result<bool> {
-        let mut seat = self.seat.lock();
-        self.check_file(&seat)?;
-        seat.set_sync(Sync::Durable)?;
-        Ok(!checkpoint(&seat.conn, "TRUNCATE")?.busy)
+        self.seat.lock().checkpoint()
     }
 
     /// Gives free pages back to the file system, a step at a time; only where relet made the file.
     pub(crate) fn shrink(&self) -> Result<()> {
-        loop {
-            let seat = self.seat.lock();
-            if self.path.is_none() || !seat.owned || !shrink(&seat.conn, SHRINK_STEP)? {
-                return Ok(());
-            }
-        }
-    }
-}
-
-impl Drop for Writer {
-    /// The last handle is gone: the log goes into the file, so that the file alone is whole.
-    fn drop(&mut self) {
-        let seat = self.seat.get_mut();
-        if self.path.is_some() && self.options.checkpoints && !seat.suspect {
-            let _ = checkpoint(&seat.conn, "TRUNCATE");
-        }
-    }
-}
-
-impl Seat {
-    /// Sees to it that each commit tells how long the log is.
-    fn adopt(&mut self) {
-        self.sync = None;
-        self.conn.wal_hook(Some(|_, pages| {
-            WAL_PAGES.set(i64::from(pages));
-            Ok(())
-        }));
-    }
-
-    fn set_sync(&mut self, sync: Sync) -> Result<()> {
-        if self.sync == Some(sync) {
-            return Ok(());
-        }
-        // This pragma acts when it is prepared: a cached statement would change nothing.
-        self.conn.execute_batch(match sync {
-            Sync::Durable => "PRAGMA synchronous = FULL",
-            Sync::Free => "PRAGMA synchronous = NORMAL",
-        })?;
-        self.sync = Some(sync);
+        while self.seat.lock().shrink()? {}
         Ok(())
     }
 }
 
-/// Ends a transaction that was not committed, if there is one.
-fn roll_back(seat: &mut Seat) {
-    if !seat.conn.is_autocommit() && seat.conn.execute_batch("ROLLBACK").is_err() {
-        seat.suspect = true;
+impl Drop for Writer {
+    /// The last handle is gone.
+    fn drop(&mut self) {
+        debug_assert!(self.line.get_mut().waiting.is_empty(), "whoever waits has a handle");
+        self.seat.get_mut().close();
     }
-}
-
-fn is_busy(error: &rusqlite::Error) -> bool {
-    matches!(
-        error.sqlite_error_code(),
-        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked | ErrorCode::FileLockingProtocolFailed)
-    )
-}
-
-struct Checkpoint {
-    /// A reader or another process kept it from being complete.
-    busy: bool,
-}
-
-fn checkpoint(conn: &Connection, mode: &str) -> Result<Checkpoint> {
-    Ok(conn.query_row(&format!("PRAGMA main.wal_checkpoint({mode})"), [], |row| {
-        Ok(Checkpoint { busy: row.get::<_, i64>(0)? != 0 })
-    })?)
-}
-
-/// Gives up to `step` free pages back if a quarter of the file is free. Returns whether there may be more.
-fn shrink(conn: &Connection, step: u32) -> Result<bool> {
-    let number = |sql: &str| conn.query_row(sql, [], |row| row.get::<_, i64>(0));
-    let (free, all) = (number("PRAGMA main.freelist_count")?, number("PRAGMA main.page_count")?);
-    if free < i64::from(step) || free * 4 < all {
-        return Ok(false);
-    }
-    conn.execute_batch(&format!("PRAGMA main.incremental_vacuum({step})"))?;
-    Ok(true)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::db;
+    use crate::error::Error;
     use crate::message::Message;
-    use crate::sql::enqueue;
+    use crate::sql::{enqueue, meta};
 
     type Call = Box<dyn FnOnce(&Writer) -> Result<()> + Send>;
 
@@ -826,5 +397,100 @@ mod tests {
         let calls = (0..40).map(|_| Box::new(failing) as Call).collect();
         let outcomes = one_batch(&writer, calls);
         assert!(outcomes.iter().all(|outcome| matches!(outcome, Err(Error::NotImmediate))));
+    }
+
+    /// Stands in the line, and says its number when it is answered.
+    struct Numbered {
+        number: usize,
+        need: Need,
+        answered: Arc<Mutex<Vec<usize>>>,
+    }
+
+    impl Job for Numbered {
+        fn need(&self) -> Need {
+            self.need
+        }
+
+        fn run(&mut self, _: &mut Tx<'_>) -> bool {
+            true
+        }
+
+        fn leave_out(&mut self, _: Option<Error>) {}
+
+        fn is_left_out(&self) -> bool {
+            false
+        }
+
+        fn error(&self) -> Option<Error> {
+            None
+        }
+    }
+
+    impl Follower for Numbered {
+        fn answer(self: Box<Self>, _: &Result<()>) {
+            self.answered.lock().push(self.number);
+        }
+
+        fn promote(&self) {}
+    }
+
+    /// A line that is led, in which those of these needs stand, numbered in their order.
+    struct Stood {
+        line: Line,
+        answered: Arc<Mutex<Vec<usize>>>,
+        next: usize,
+    }
+
+    impl Stood {
+        fn new(lets_pass: bool) -> Stood {
+            let line = Line { led: true, ..Line::new(lets_pass) };
+            Stood { line, answered: Arc::default(), next: 0 }
+        }
+
+        fn lay(&mut self, needs: &[Need]) {
+            for need in needs {
+                let follower = Numbered { number: self.next, need: *need, answered: self.answered.clone() };
+                self.line.lay(Box::new(follower));
+                self.next += 1;
+            }
+        }
+
+        fn take(&mut self) -> Vec<usize> {
+            for follower in self.line.take(None).followers {
+                follower.answer(&Ok(()));
+            }
+            std::mem::take(&mut self.answered.lock())
+        }
+    }
+
+    #[test]
+    fn whoever_lies_down_first_is_served_no_later() {
+        let mut stood = Stood::new(true);
+        stood.lay(&[Need::Enqueue; BATCH_MAX + 10]);
+        assert_eq!(stood.take(), (0..BATCH_MAX).collect::<Vec<_>>());
+        stood.lay(&[Need::Settle; 5]);
+        assert_eq!(stood.take(), (BATCH_MAX..BATCH_MAX + 15).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn claims_are_let_pass_once_and_nobody_is_overtaken_twice() {
+        let (c, s, e) = (Need::Claim, Need::Settle, Need::Enqueue);
+        let mut stood = Stood::new(true);
+        stood.lay(&[s, c, e, c]);
+        assert_eq!(stood.take(), [1, 3]);
+        stood.lay(&[c, e]);
+        assert_eq!(stood.take(), [0, 2, 4, 5]);
+        stood.lay(&[c, c]);
+        assert_eq!(stood.take(), [6, 7]); // alone, they have let nobody wait
+        stood.lay(&[e, c]);
+        assert_eq!(stood.take(), [9]);
+        assert_eq!(stood.take(), [8]);
+    }
+
+    #[test]
+    fn where_no_commit_is_synced_all_go_together() {
+        let mut stood = Stood::new(false);
+        stood.lay(&[Need::Enqueue, Need::Claim, Need::Settle]);
+        assert_eq!(stood.take(), [0, 1, 2]);
     }
 }
