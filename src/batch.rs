@@ -20,6 +20,10 @@ pub(crate) enum Need {
 /// One operation in a batch.
 pub(crate) trait Job {
     fn need(&self) -> Need;
+    /// Whether its commit must reach the disk at once.
+    fn needs_disk(&self) -> bool {
+        self.need() != Need::Claim
+    }
     /// Runs it, keeps its outcome, and says whether it succeeded.
     fn run(&mut self, tx: &mut Tx<'_>) -> bool;
     /// It is not run again. Its outcome stands, unless `error` is given in its place.

@@ -15,6 +15,7 @@ use crate::receipt::Receipt;
 use crate::sql::claim::{ById, Obstacle, Taken};
 use crate::sql::settle::{Known, Settle, Settled};
 use crate::state::{Route, Status};
+use crate::ticket::Ticket;
 use crate::worker::Worker;
 
 pub use crate::sql::claim::How;
@@ -164,6 +165,33 @@ impl Claim {
     /// [`Error::Stale`] or [`Error::Cancelled`] where the claim is lost; nothing was changed.
     pub fn ack(&self) -> Result<Settled> {
         self.settle(Settle::Ack)
+    }
+
+    /// As [`Claim::ack`], and does not wait: the ack goes with the commit of the worker's next claim, and one `fsync` brings many
+    /// of them to the disk. See [`Store::settle_deferred`](crate::Store::settle_deferred) for what that means.
+    ///
+    /// ```
+    /// use std::collections::VecDeque;
+    /// use relet::Store;
+    ///
+    /// let store = Store::open_in_memory()?;
+    /// store.queue("mail").enqueue_all(["a", "b", "c"])?;
+    /// let worker = store.worker("mailer-1")?;
+    /// let mut acks = VecDeque::new();
+    /// while let Some(claim) = worker.claim("mail")? {
+    ///     acks.push_back(claim.ack_deferred());
+    ///     if acks.len() == 64 {
+    ///         acks.pop_front().expect("there are 64").wait()?;
+    ///     }
+    /// }
+    /// for ack in acks {
+    ///     ack.wait()?;
+    /// }
+    /// # Ok::<(), relet::Error>(())
+    /// ```
+    pub fn ack_deferred(&self) -> Ticket<Settled> {
+        let store = self.worker.store();
+        store.settle_deferred(self.receipt(), Settle::Ack).unwrap_or_else(|error| Ticket::told(store.clone(), error))
     }
 
     /// The work failed: the message is tried again after its backoff, or becomes a dead letter when its attempts are used up.

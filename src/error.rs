@@ -321,6 +321,20 @@ impl Error {
     }
 }
 
+impl Error {
+    /// What is told where something was committed, and then could not be brought to the disk: whether it survives is not known.
+    pub(crate) fn unconfirmed(self) -> Error {
+        let code = match self {
+            Error::Sqlite(source) => return Error::Indeterminate { source },
+            Error::Busy { .. } => rusqlite::ffi::SQLITE_BUSY,
+            Error::Full => rusqlite::ffi::SQLITE_FULL,
+            other => return other,
+        };
+        let source = Arc::new(rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(code), None));
+        Error::Indeterminate { source }
+    }
+}
+
 impl From<rusqlite::Error> for Error {
     fn from(error: rusqlite::Error) -> Error {
         use rusqlite::ErrorCode::*;

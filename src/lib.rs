@@ -30,6 +30,7 @@ mod seat;
 mod sql;
 mod state;
 mod store;
+mod ticket;
 mod view;
 mod waker;
 mod worker;
@@ -57,12 +58,14 @@ pub use schedule::{CATCH_UP_MAX, CatchUp, EVERY_MAX, Schedule, ScheduleView, TIC
 pub use sql::settle::{Settle, Settled};
 pub use state::{Route, Status};
 pub use store::{Redriven, Store};
+pub use ticket::Ticket;
 pub use view::{
     Filter, GATE_WAITING_MAX, GateView, Life, PAGE, PAGE_MAX, QueueStats, Retrying, Snapshot, Stats, Stuck, Why,
     WorkerView,
 };
 pub use worker::Worker;
 pub use workers::{Builder, Stopped, Workers};
+pub use writer::{DEFERRED_BYTES_MAX, DEFERRED_MAX};
 
 #[cfg(all(test, feature = "bundled"))]
 mod cost;

@@ -61,9 +61,21 @@ pub(crate) struct Seat {
     checkpoint_error: Arc<Mutex<Option<String>>>,
 }
 
+/// How far a batch that was committed has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reached {
+    /// The file: it survives the death of the process.
+    File,
+    /// The disk, or as much of it as the store's durability asks for.
+    Disk {
+        /// And so has whatever was committed before.
+        and_all_before: bool,
+    },
+}
+
 /// How one try of a batch ended.
 enum Try {
-    Committed,
+    Committed(Reached),
     /// An operation was left out; the others are to be run again.
     LeftOut,
     /// The disk was full, and there is more room now: all are to be run again.
@@ -135,7 +147,7 @@ impl Seat {
     }
 
     /// Runs the jobs in one commit. Those that cannot be part of it are left out; if there is none, every job is told why.
-    pub(crate) fn batch(&mut self, jobs: &mut [&mut dyn Job]) -> Result<()> {
+    pub(crate) fn batch(&mut self, jobs: &mut [&mut dyn Job]) -> Result<Reached> {
         WAL_PAGES.set(0);
         let mut left_out = 0;
         loop {
@@ -143,10 +155,10 @@ impl Seat {
                 leave_out_enqueues(jobs);
             }
             if jobs.iter().all(|job| job.is_left_out()) {
-                return Ok(());
+                return Ok(Reached::Disk { and_all_before: false });
             }
-            match self.attempt(self.options.busy_wait, jobs) {
-                Ok(Try::Committed) => return Ok(()),
+            match self.attempt(self.options.busy_wait, jobs, false) {
+                Ok(Try::Committed(reached)) => return Ok(reached),
                 Ok(Try::LeftOut) => left_out += 1,
                 Ok(Try::Full) => {}
                 // The disk was full at the commit: first those that need more of it go, then the reserve.
@@ -162,7 +174,7 @@ impl Seat {
     /// Gives each job that is left a commit of its own.
     fn one_by_one(&mut self, jobs: &mut [&mut dyn Job]) {
         for job in jobs.iter_mut().filter(|job| !job.is_left_out()) {
-            let alone = self.attempt(self.options.busy_wait, &mut [&mut **job]);
+            let alone = self.attempt(self.options.busy_wait, &mut [&mut **job], true);
             // Its outcome stands where the commit was made, or where it failed by itself.
             job.leave_out(alone.err());
         }
@@ -178,13 +190,13 @@ impl Seat {
     }
 
     /// One BEGIN IMMEDIATE … COMMIT. An error means that nothing was stored (or [`Error::Indeterminate`]).
-    fn attempt(&mut self, wait: Duration, jobs: &mut [&mut dyn Job]) -> Result<Try> {
+    fn attempt(&mut self, wait: Duration, jobs: &mut [&mut dyn Job], to_disk: bool) -> Result<Try> {
         if self.suspect {
             self.make_whole()?;
         }
         let rebooted = self.options.clock.boot() != self.boot.id;
-        let full = self.is_full() && jobs.iter().any(|job| job.need() != Need::Claim && !job.is_left_out());
-        let sync = if full || rebooted { Sync::Durable } else { Sync::Free };
+        let to_disk = to_disk || jobs.iter().any(|job| job.needs_disk() && !job.is_left_out());
+        let sync = if self.is_full() && to_disk || rebooted { Sync::Durable } else { Sync::Free };
         self.set_sync(sync)?;
         self.begin(wait)?;
         let done = self.fill_and_commit(sync, rebooted, jobs);
@@ -214,6 +226,7 @@ impl Seat {
         if now.wall < self.wall_seen {
             db::mend_waits(&self.conn, now)?;
         }
+        let all_before = self.conn.total_changes();
         let mut tx = Tx::new(&self.conn, now, Defaults::from(&self.options), boot.epoch, boot.mark);
         for job in jobs.iter_mut().filter(|job| !job.is_left_out()) {
             let before = self.conn.total_changes();
@@ -233,6 +246,8 @@ impl Seat {
         }
         tx.finish()?;
         let durable_late = tx.durable && sync == Sync::Free && self.is_full();
+        // A commit that writes nothing syncs nothing either.
+        let wrote = self.conn.total_changes() != all_before;
         self.check_file()?;
         self.commit()?;
         self.boot = boot;
@@ -240,12 +255,16 @@ impl Seat {
         if durable_late {
             self.make_durable()?;
         }
-        Ok(Try::Committed)
+        Ok(Try::Committed(match sync {
+            Sync::Free if self.is_full() => Reached::File,
+            Sync::Free => Reached::Disk { and_all_before: true },
+            Sync::Durable => Reached::Disk { and_all_before: wrote },
+        }))
     }
 
     /// Whether what must reach the disk does so at its commit.
     fn is_full(&self) -> bool {
-        self.options.durability == Durability::Full
+        self.options.durability == Durability::Full && self.path.is_some()
     }
 
     /// A file that was deleted or replaced would go on taking commits, and they would be gone.
@@ -332,7 +351,7 @@ impl Seat {
         if self.maintained.elapsed() >= MAINTAIN_EVERY {
             self.maintained = Stopwatch::start();
             self.reserve.keep();
-            let _ = self.attempt(Duration::ZERO, &mut [&mut Task::new(Need::Claim, prune::step)]);
+            let _ = self.attempt(Duration::ZERO, &mut [&mut Task::new(Need::Claim, prune::step)], false);
             let _ = self.shrink();
         }
     }

@@ -10,6 +10,7 @@ use rusqlite::{Connection, MAIN_DB, TransactionState};
 use crate::clock::{Now, millis};
 use crate::db::{self, Identity, Readers};
 use crate::error::{Error, Result};
+use crate::follower::Slot;
 use crate::liveness::Liveness;
 use crate::message::{MessageId, check_name};
 use crate::options::{Options, check_lease};
@@ -19,6 +20,7 @@ use crate::receipt::Receipt;
 use crate::sql::settle::{Known, Settle, Settled};
 use crate::sql::{self, Defaults, Tx, meta};
 use crate::state::{Route, Status};
+use crate::ticket::Ticket;
 use crate::view::{Filter, PAGE_MAX, Retrying, Snapshot, Stats, Stuck, Why};
 use crate::waker::{NAP_MAX, Waker};
 use crate::worker::Worker;
@@ -251,6 +253,35 @@ impl Store {
     pub(crate) fn settle_known(&self, receipt: Receipt, how: Settle, known: Known) -> Result<Settled> {
         let need = check_settle(&how)?;
         self.write(need, move |tx| sql::settle::settle(tx, receipt, &how, known))
+    }
+
+    /// As [`Store::settle`], and does not wait: the settle is laid down, and shares a commit with what comes after it. See
+    /// [`Ticket`] for when it is carried out.
+    ///
+    /// Until then the message is held as before. Once it is carried out, others may see it before it is on the disk: a power cut
+    /// may undo a settle that was not waited for, and its message is handed out again.
+    ///
+    /// ```
+    /// use relet::{Settle, Settled, Status, Store};
+    ///
+    /// let store = Store::open_in_memory()?;
+    /// store.queue("mail").enqueue_all(["a", "b", "c"])?;
+    /// let worker = store.worker("mailer-1")?;
+    /// let mut tickets = Vec::new();
+    /// while let Some(claim) = worker.claim("mail")? {
+    ///     tickets.push(store.settle_deferred(claim.receipt(), Settle::Ack)?); // goes with the next claim's commit
+    /// }
+    /// for ticket in tickets {
+    ///     assert_eq!(ticket.wait()?, Settled::Now(Status::Done)); // the first one brings all of them to the disk
+    /// }
+    /// # Ok::<(), relet::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Range`] for a lease out of range, and [`Error::ReadOnly`]; whatever comes after that is told by the ticket.
+    pub fn settle_deferred(&self, receipt: Receipt, how: Settle) -> Result<Ticket<Settled>> {
+        let need = check_settle(&how)?;
+        self.defer(need, text_bytes(&how), move |tx| sql::settle::settle(tx, receipt, &how))
     }
 
     /// Settles many claims in one commit, each with an outcome of its own, in their order.
@@ -562,6 +593,23 @@ impl Store {
         self.writer()?.run(need, op)
     }
 
+    pub(crate) fn defer<T: Send + 'static>(
+        &self,
+        need: Need,
+        bytes: usize,
+        op: impl FnMut(&mut Tx<'_>) -> Result<T> + Send + 'static,
+    ) -> Result<Ticket<T>> {
+        Ok(Ticket::new(self.clone(), self.writer()?.defer(need, bytes, op)))
+    }
+
+    /// Waits for what was deferred.
+    pub(crate) fn wait<T>(&self, slot: &Slot<T>) -> Result<T> {
+        match &self.inner.writer {
+            Some(writer) => writer.wait(slot),
+            None => slot.outcome(),
+        }
+    }
+
     /// Repeats a bounded step, each in a commit of its own, until it has nothing left to do.
     fn in_steps(&self, step: impl Fn(&mut Tx<'_>) -> Result<usize> + Copy + Send + 'static) -> Result<u64> {
         let mut all = 0;
@@ -649,5 +697,14 @@ fn check_settle(how: &Settle) -> Result<Need> {
     match how {
         Settle::Extend { lease } => check_lease(*lease).map(|()| Need::Claim),
         _ => Ok(Need::Settle),
+    }
+}
+
+/// The bytes of what it says.
+fn text_bytes(how: &Settle) -> usize {
+    match how {
+        Settle::Fail { error, .. } | Settle::Reject { error } => error.len(),
+        Settle::Defer { reason, .. } => reason.len(),
+        _ => 0,
     }
 }

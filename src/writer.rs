@@ -5,13 +5,19 @@
 //! commit, and hands the lead to whoever came next. The others *follow*: they lay down their operation and wait. There is
 //! no background thread.
 //!
+//! A caller may also lay down an operation and go on (*deferred*): it is carried out by whoever leads next, that is by the
+//! next call, by its own caller once he waits for it, or by the call that finds too many of them. It keeps its place in
+//! the line, so what a thread lays down and what it calls afterwards take effect in this order.
+//!
 //! Results are only handed out once it is known whether the commit was made; if it was not, every caller is told, and
 //! nothing of it is stored.
 //!
 //! A transaction that holds nothing but claims and extensions need not reach the disk: a lost claim only means that the
 //! message is ready again. It is committed without `fsync`, and the next durable commit makes it durable, too. So where
 //! both kinds wait, the claims go first, in a commit of their own, and their callers are soon back with what they settle.
-//! They are let pass once; apart from that, whoever waits is served in the order of arrival.
+//! They are let pass once, and never what was deferred; apart from that, whoever waits is served in the order of arrival.
+//! In the same way a deferred settle for which nobody waits yet does not make a commit of claims wait for the disk: it is
+//! committed with them, and its caller is told with the next durable commit.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -24,17 +30,21 @@ use rusqlite::Connection;
 use crate::batch::{Job, Task};
 use crate::clock::Stopwatch;
 use crate::db::Opened;
-use crate::error::Result;
-use crate::follower::{Follower, Laid, Slot, Turn};
+use crate::error::{Error, Result};
+use crate::follower::{Follower, Heard, Laid, Slot};
 use crate::options::{Durability, Options};
-use crate::seat::Seat;
-use crate::sql::Tx;
+use crate::seat::{Reached, Seat};
+use crate::sql::{Tx, meta};
 use crate::waker::Waker;
 
 pub(crate) use crate::batch::{Need, panic_message};
 
 /// Operations in one transaction, so that the first of them does not wait for an endless queue.
 const BATCH_MAX: usize = 512;
+/// Most operations that are deferred at a time: the call that lays down one more carries them out, in one commit.
+pub const DEFERRED_MAX: usize = 512;
+/// Most bytes of what is deferred at a time, payloads above all; the same applies.
+pub const DEFERRED_BYTES_MAX: usize = 4 << 20;
 /// A leader waits for others for at most this part of the time that the last commit took, …
 const GATHER_PART: u32 = 2;
 /// … and for this long.
@@ -55,6 +65,11 @@ pub(crate) struct Writer {
 /// Who waits, and whether somebody leads.
 struct Line {
     waiting: VecDeque<Box<dyn Follower>>,
+    /// Those of them whose callers went on, and how many bytes they take.
+    deferred: usize,
+    bytes: usize,
+    /// Deferred settles that are committed, and whose callers are told when they are known to be on the disk.
+    unsynced: Vec<Box<dyn Follower>>,
     led: bool,
     /// Callers in the last batch, and those who were waiting then.
     callers: usize,
@@ -73,12 +88,17 @@ struct Taken {
     followers: Vec<Box<dyn Follower>>,
     /// And the leader's own operation.
     own: bool,
+    /// Somebody waits for the disk.
+    sync: bool,
 }
 
 impl Line {
     fn new(lets_pass: bool) -> Line {
         Line {
             waiting: VecDeque::new(),
+            deferred: 0,
+            bytes: 0,
+            unsynced: Vec::new(),
             led: false,
             callers: 0,
             wanted: None,
@@ -89,8 +109,19 @@ impl Line {
     }
 
     fn lay(&mut self, follower: Box<dyn Follower>) {
-        debug_assert!(self.led, "whoever finds nobody leading leads");
+        self.deferred += usize::from(follower.is_deferred());
+        self.bytes += follower.bytes();
         self.waiting.push_back(follower);
+    }
+
+    /// How many callers wait.
+    fn present(&self) -> usize {
+        self.waiting.len() - self.deferred
+    }
+
+    /// Whether as much is deferred as may be.
+    fn is_full(&self) -> bool {
+        self.deferred + self.unsynced.len() >= DEFERRED_MAX || self.bytes >= DEFERRED_BYTES_MAX
     }
 
     fn note(&mut self, took: Duration) {
@@ -101,19 +132,25 @@ impl Line {
 
     /// Takes up the next batch, for a leader who may bring an operation of his own.
     fn take(&mut self, own: Option<Need>) -> Taken {
-        debug_assert!(self.led && (own.is_some() || !self.waiting.is_empty()));
-        self.callers = self.waiting.len() + usize::from(own.is_some());
+        let sync = self.unsynced.iter().any(|job| job.is_awaited());
+        debug_assert!(self.led && (own.is_some() || !self.waiting.is_empty() || sync), "there is something to do");
+        self.callers = self.present() + usize::from(own.is_some());
         let is_claim = |need: Need| need == Need::Claim;
         let claims =
             self.waiting.iter().filter(|job| is_claim(job.need())).count() + usize::from(own.is_some_and(is_claim));
-        self.has_let_pass = self.lets_pass && !self.has_let_pass && 0 < claims && claims < self.callers;
+        self.has_let_pass =
+            self.lets_pass && !self.has_let_pass && 0 < claims && claims < self.callers && self.deferred == 0 && !sync;
         if self.has_let_pass {
             let (taken, left) = self.waiting.drain(..).partition::<Vec<_>, _>(|job| is_claim(job.need()));
             self.waiting = left.into();
-            return Taken { followers: taken, own: own.is_some_and(is_claim) };
+            return Taken { followers: taken, own: own.is_some_and(is_claim), sync };
         }
         let count = self.waiting.len().min(BATCH_MAX);
-        Taken { followers: self.waiting.drain(..count).collect(), own: own.is_some() }
+        let followers: Vec<_> = self.waiting.drain(..count).collect();
+        self.deferred -= followers.iter().filter(|job| job.is_deferred()).count();
+        self.bytes -= followers.iter().map(|job| job.bytes()).sum::<usize>();
+        debug_assert!(self.deferred <= self.waiting.len());
+        Taken { followers, own: own.is_some(), sync }
     }
 }
 
@@ -123,10 +160,8 @@ struct Lead<'w>(&'w Writer);
 impl Drop for Lead<'_> {
     fn drop(&mut self) {
         let mut line = self.0.line.lock();
-        line.led = !line.waiting.is_empty();
-        if let Some(next) = line.waiting.front() {
-            next.promote();
-        }
+        // What is deferred needs no leader before somebody waits for it.
+        line.led = line.waiting.iter().chain(&line.unsynced).any(|next| next.promote());
     }
 }
 
@@ -152,25 +187,58 @@ impl Writer {
         op: impl FnMut(&mut Tx<'_>) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let mut line = self.line.lock();
-        if !line.led {
+        if !line.led && line.waiting.is_empty() {
             line.led = true;
             drop(line);
             let mut task = Task::new(need, op);
             let commit = self.lead_with(&mut task);
             return task.outcome(&commit);
         }
-        let slot = Arc::new(Slot::new());
-        line.lay(Box::new(Laid::new(need, op, slot.clone())));
-        if line.wanted.is_some_and(|wanted| line.waiting.len() >= wanted) {
+        let slot = Arc::new(Slot::waiting());
+        line.lay(Box::new(Laid::new(need, op, slot.clone(), None)));
+        if line.wanted.is_some_and(|wanted| line.present() >= wanted) {
             self.gathered.notify_one();
         }
+        self.see_done(line, &slot);
+        slot.outcome()
+    }
+
+    /// Lays `op` down for whoever leads next. `bytes`: about how much memory it takes.
+    ///
+    /// It is carried out after what was laid down before, and before what is called afterwards. Whoever has its slot is to
+    /// [`Writer::wait`] for it in the end.
+    pub(crate) fn defer<T: Send + 'static>(
+        &self,
+        need: Need,
+        bytes: usize,
+        op: impl FnMut(&mut Tx<'_>) -> Result<T> + Send + 'static,
+    ) -> Arc<Slot<T>> {
+        let mut line = self.line.lock();
+        let slot = Arc::new(Slot::unawaited());
+        line.lay(Box::new(Laid::new(need, op, slot.clone(), Some(bytes))));
+        if line.is_full() {
+            self.see_done(line, &slot);
+        }
+        slot
+    }
+
+    /// Waits until an operation that was deferred is done, and on the disk where it needs that. Returns its outcome, once.
+    pub(crate) fn wait<T>(&self, slot: &Slot<T>) -> Result<T> {
+        self.see_done(self.line.lock(), slot);
+        slot.outcome()
+    }
+
+    /// Waits until an operation that was laid down is done, and leads where nobody does.
+    fn see_done<T>(&self, mut line: MutexGuard<'_, Line>, slot: &Slot<T>) {
+        slot.expect(); // before the line is let go, so that whoever hands on the lead knows of it
+        let lead = !line.led && !slot.is_done();
+        line.led |= lead;
         drop(line);
-        loop {
-            match slot.listen() {
-                Turn::Done(outcome) => return outcome,
-                Turn::Lead => self.lead_until(|| slot.is_done()),
-                Turn::Waiting => {}
-            }
+        if lead {
+            self.lead_until(|| slot.is_done());
+        }
+        while slot.listen() == Heard::Lead {
+            self.lead_until(|| slot.is_done());
         }
     }
 
@@ -187,7 +255,7 @@ impl Writer {
         }
     }
 
-    /// Leads until an operation that was laid down is done: the first of the line is so after two batches at most.
+    /// Leads until an operation that was laid down is done.
     fn lead_until(&self, is_done: impl Fn() -> bool) {
         let _lead = Lead(self);
         let mut seat = self.seat.lock();
@@ -196,10 +264,14 @@ impl Writer {
         }
     }
 
-    /// Leads one batch: the leader's own operation, unless claims are let pass before it, then what has gathered.
+    /// Leads one batch: the leader's own operation, unless claims are let pass before it, and what has gathered.
     fn lead_batch(&self, seat: &mut Seat, own: &mut Option<&mut dyn Job>) -> Result<()> {
         let mut taken = self.gather(own.as_ref().map(|job| job.need()));
+        let mut touch = Task::new(Need::Settle, |tx: &mut Tx<'_>| meta::touch(tx.conn));
         let mut jobs: Vec<&mut dyn Job> = Vec::with_capacity(taken.followers.len() + 1);
+        if taken.sync {
+            jobs.push(&mut touch);
+        }
         if taken.own
             && let Some(own) = own.take()
         {
@@ -209,19 +281,48 @@ impl Writer {
             jobs.push(&mut **follower);
         }
         let watch = Stopwatch::start();
-        let commit = seat.batch(&mut jobs);
+        let reached = seat.batch(&mut jobs);
         let took = watch.elapsed();
         // Claims make nothing claimable, or only what their own queue's next claim finds.
-        if commit.is_ok() && jobs.iter().any(|job| job.need() != Need::Claim) {
+        if reached.is_ok() && jobs.iter().any(|job| job.need() != Need::Claim) {
             self.waker.ring();
         }
-        self.line.lock().note(took);
+        let (late, all_synced) = match reached {
+            Ok(Reached::File) => (true, false),
+            Ok(Reached::Disk { and_all_before }) => (false, and_all_before),
+            Err(_) => (false, false),
+        };
+        let commit = reached.map(drop);
+        let synced = taken.sync.then(|| touch.outcome(&commit));
+        let synced = if all_synced { Some(Ok(())) } else { synced };
+        self.answer_unsynced(took, &commit, synced);
         for follower in taken.followers {
-            follower.answer(&commit);
+            if late && follower.need() != Need::Claim && !follower.is_left_out() {
+                self.line.lock().unsynced.push(follower);
+            } else {
+                follower.answer(&commit);
+            }
         }
         seat.maintain();
         seat.leave_a_gap();
         commit
+    }
+
+    /// Tells those whose settles were committed earlier, once that is on the disk, or cannot be known to be. `synced`: what
+    /// came of bringing everything there, if this batch was to do that.
+    fn answer_unsynced(&self, took: Duration, commit: &Result<()>, synced: Option<Result<()>>) {
+        let mut line = self.line.lock();
+        line.note(took);
+        let commit = match (commit, synced) {
+            (Err(error @ (Error::Indeterminate { .. } | Error::FileReplaced { .. })), _) => Err(error.clone()),
+            (_, Some(synced)) => synced.map_err(Error::unconfirmed),
+            (_, None) => return,
+        };
+        let unsynced = std::mem::take(&mut line.unsynced);
+        drop(line);
+        for follower in unsynced {
+            follower.answer(&commit);
+        }
     }
 
     /// What has gathered. Whoever was in the last batch has just been answered, and is likely to come back at once: a moment
@@ -229,12 +330,12 @@ impl Writer {
     fn gather(&self, own: Option<Need>) -> Taken {
         let mut line = self.line.lock();
         let wanted = line.callers.saturating_sub(usize::from(own.is_some())).min(BATCH_MAX);
-        if line.waiting.len() < wanted {
+        if line.present() < wanted {
             let limit = (line.took / GATHER_PART).min(GATHER_MAX);
             let watch = Stopwatch::start();
             loop {
                 let waited = watch.elapsed();
-                if line.waiting.len() >= wanted || waited >= limit {
+                if line.present() >= wanted || waited >= limit {
                     break;
                 }
                 if waited < YIELD_FOR {
@@ -273,7 +374,8 @@ impl Writer {
 impl Drop for Writer {
     /// The last handle is gone.
     fn drop(&mut self) {
-        debug_assert!(self.line.get_mut().waiting.is_empty(), "whoever waits has a handle");
+        let line = self.line.get_mut();
+        debug_assert!(line.waiting.is_empty() && line.unsynced.is_empty(), "whoever is to be told has a handle");
         self.seat.get_mut().close();
     }
 }
@@ -282,9 +384,8 @@ impl Drop for Writer {
 mod tests {
     use super::*;
     use crate::db;
-    use crate::error::Error;
     use crate::message::Message;
-    use crate::sql::{enqueue, meta};
+    use crate::sql::enqueue;
 
     type Call = Box<dyn FnOnce(&Writer) -> Result<()> + Send>;
 
@@ -386,6 +487,22 @@ mod tests {
     }
 
     #[test]
+    fn a_deferred_operation_that_panics_tells_only_its_own_caller() {
+        let writer = in_memory();
+        let fine = |payload: &'static str| {
+            let message = Message::new(payload);
+            writer.defer(Need::Enqueue, 0, move |tx| enqueue::enqueue(tx, "q", &message).map(drop))
+        };
+        let before = fine("before");
+        let panics = writer.defer(Need::Settle, 0, |_| -> Result<()> { panic!("in the middle") });
+        let after = fine("after");
+        assert!(matches!(writer.wait(&panics), Err(Error::Panicked { detail }) if detail.contains("in the middle")));
+        assert!(before.is_done() && after.is_done());
+        assert!(writer.wait(&before).is_ok() && writer.wait(&after).is_ok());
+        assert_eq!(stored(&writer), 2);
+    }
+
+    #[test]
     fn where_many_operations_fail_the_batch_still_ends() {
         let writer = in_memory();
         let failing = |writer: &Writer| {
@@ -431,7 +548,21 @@ mod tests {
             self.answered.lock().push(self.number);
         }
 
-        fn promote(&self) {}
+        fn promote(&self) -> bool {
+            true
+        }
+
+        fn is_awaited(&self) -> bool {
+            true
+        }
+
+        fn is_deferred(&self) -> bool {
+            false
+        }
+
+        fn bytes(&self) -> usize {
+            0
+        }
     }
 
     /// A line that is led, in which those of these needs stand, numbered in their order.

@@ -259,6 +259,93 @@ fn the_same_power_cuts_find_losses_without_fsync() {
     assert!(power_cuts(Durability::Normal) > 0);
 }
 
+/// Between two waits the cut may fall after any of what was laid down, and what was waited for stays.
+#[test]
+fn a_power_cut_takes_only_the_end_of_what_was_laid_down_and_not_waited_for() {
+    let bench = Bench::take();
+    let folder = Folder::new();
+    let path = folder.file();
+    let store = Store::options().reserve(0).open(&path).unwrap();
+    let queue = store.queue("q");
+    let worker = store.worker("w").unwrap();
+    store.checkpoint().unwrap();
+    bench.mark(0);
+    bench.record(&[path.clone(), PathBuf::from(format!("{}-wal", path.display()))]);
+    // What is there after each operation, in their order; and of each mark, how many had been waited for, and how many laid down.
+    let mut states = vec![BTreeSet::new()];
+    let mut marks = vec![(0, 0)];
+    for round in 0..6 {
+        let mut there = states.last().unwrap().clone();
+        let mut enqueued = Vec::new();
+        for n in 0..3 {
+            let payload = format!("{round}-{n}-{}", "x".repeat(n * 100));
+            enqueued.push(queue.enqueue_deferred(payload.clone()).unwrap());
+            there.insert(payload);
+            states.push(there.clone());
+        }
+        let mut settled = Vec::new();
+        for _ in 0..2 {
+            let claim = worker.claim("q").unwrap().unwrap();
+            settled.push(claim.ack_deferred());
+            there.remove(std::str::from_utf8(claim.payload()).unwrap());
+            states.push(there.clone());
+        }
+        let waited = match round % 2 {
+            0 => settled.remove(0).wait().map(drop),
+            _ => enqueued.pop().unwrap().wait().map(drop),
+        };
+        waited.unwrap();
+        // An ack that was committed already takes the rest along to the disk; what was enqueued went with the first claim.
+        let laid = states.len() - 1;
+        marks.push((if round % 2 == 0 { laid } else { laid - settled.len() }, laid));
+        bench.mark(marks.len() - 1);
+        drop((enqueued, settled));
+        marks.push((laid, laid));
+        bench.mark(marks.len() - 1);
+    }
+    let images = bench.images();
+    assert!(images.len() > 50, "{} images", images.len());
+    drop((worker, queue, store));
+    for image in images {
+        let folder = Folder::new();
+        for (file, bytes) in &image.files {
+            std::fs::write(folder.0.join(file.file_name().unwrap()), bytes).unwrap();
+        }
+        let store = open(&folder.file());
+        let found = payloads(&store);
+        assert_eq!(store.doctor().unwrap(), Vec::<String>::new());
+        let (_, laid) = marks.get(image.mark + 1).unwrap_or(&marks[image.mark]);
+        let possible = &states[marks[image.mark].0..=*laid];
+        assert!(possible.contains(&found), "after mark {}: {found:?} is none of {possible:?}", image.mark);
+    }
+}
+
+#[test]
+fn settles_that_were_committed_and_cannot_be_brought_to_the_disk_are_told_as_indeterminate() {
+    let bench = Bench::take();
+    let folder = Folder::new();
+    let store = open(&folder.file());
+    let queue = store.queue("q");
+    queue.enqueue_all(["a", "b", "c"]).unwrap();
+    let worker = store.worker("w").unwrap();
+    let claims: Vec<_> = std::iter::from_fn(|| worker.claim("q").unwrap()).collect();
+    for by_its_own_wait in [true, false] {
+        let claim = &claims[usize::from(by_its_own_wait)];
+        let ticket = claim.ack_deferred();
+        assert!(worker.claim("q").unwrap().is_none()); // it goes with this look
+        bench.break_at(Fault::Sync, 1, true);
+        if !by_its_own_wait {
+            assert!(matches!(queue.enqueue("refused"), Err(Error::Indeterminate { .. })));
+        }
+        let error = ticket.wait().unwrap_err();
+        assert!(matches!(error, Error::Indeterminate { .. }), "{error:?}");
+        bench.mend();
+        assert!(matches!(claim.ack().unwrap(), Settled::Gone | Settled::Now(_)));
+    }
+    claims[2].ack_deferred().wait().unwrap();
+    assert_eq!(store.doctor().unwrap(), Vec::<String>::new());
+}
+
 /// "It is there already" is a promise like any other: the row may have been written by somebody who does not sync.
 #[test]
 fn a_success_that_rests_on_what_another_wrote_survives_a_power_cut() {

@@ -7,7 +7,7 @@ const FLOORS: [&[&str]; 7] = [
     &["error", "message", "receipt", "state", "retry", "clock", "options", "view", "random", "cancel", "cron"],
     &["db", "sql", "reserve"],
     &["waker", "batch", "follower", "seat", "writer", "liveness"],
-    &["store", "queue", "claim", "worker", "backup", "gate", "outcome", "monitor", "prometheus", "schedule"],
+    &["store", "queue", "claim", "worker", "backup", "gate", "outcome", "monitor", "prometheus", "schedule", "ticket"],
     &["pool"],
     &["workers"],
     &["lib", "cost"],
