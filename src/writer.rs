@@ -130,11 +130,11 @@ impl Line {
         }
     }
 
-    /// Takes up the next batch, for a leader who may bring an operation of his own.
-    fn take(&mut self, own: Option<Need>) -> Taken {
+    /// Takes up the next batch, for a leader who may bring an operation of his own. `apart`: he is not among those present.
+    fn take(&mut self, own: Option<Need>, apart: bool) -> Taken {
         let sync = self.unsynced.iter().any(|job| job.is_awaited());
         debug_assert!(self.led && (own.is_some() || !self.waiting.is_empty() || sync), "there is something to do");
-        self.callers = self.present() + usize::from(own.is_some());
+        self.callers = self.present() + usize::from(apart);
         let is_claim = |need: Need| need == Need::Claim;
         let claims =
             self.waiting.iter().filter(|job| is_claim(job.need())).count() + usize::from(own.is_some_and(is_claim));
@@ -199,7 +199,7 @@ impl Writer {
         if line.wanted.is_some_and(|wanted| line.present() >= wanted) {
             self.gathered.notify_one();
         }
-        self.see_done(line, &slot);
+        self.see_done(line, &slot, false);
         slot.outcome()
     }
 
@@ -217,28 +217,28 @@ impl Writer {
         let slot = Arc::new(Slot::unawaited());
         line.lay(Box::new(Laid::new(need, op, slot.clone(), Some(bytes))));
         if line.is_full() {
-            self.see_done(line, &slot);
+            self.see_done(line, &slot, true);
         }
         slot
     }
 
     /// Waits until an operation that was deferred is done, and on the disk where it needs that. Returns its outcome, once.
     pub(crate) fn wait<T>(&self, slot: &Slot<T>) -> Result<T> {
-        self.see_done(self.line.lock(), slot);
+        self.see_done(self.line.lock(), slot, true);
         slot.outcome()
     }
 
     /// Waits until an operation that was laid down is done, and leads where nobody does.
-    fn see_done<T>(&self, mut line: MutexGuard<'_, Line>, slot: &Slot<T>) {
+    fn see_done<T>(&self, mut line: MutexGuard<'_, Line>, slot: &Slot<T>, deferred: bool) {
         slot.expect(); // before the line is let go, so that whoever hands on the lead knows of it
         let lead = !line.led && !slot.is_done();
         line.led |= lead;
         drop(line);
         if lead {
-            self.lead_until(|| slot.is_done());
+            self.lead_until(deferred, || slot.is_done());
         }
         while slot.listen() == Heard::Lead {
-            self.lead_until(|| slot.is_done());
+            self.lead_until(deferred, || slot.is_done());
         }
     }
 
@@ -248,7 +248,7 @@ impl Writer {
         let mut seat = self.seat.lock();
         let mut own = Some(own);
         loop {
-            let commit = self.lead_batch(&mut seat, &mut own);
+            let commit = self.lead_batch(&mut seat, &mut own, true);
             if own.is_none() {
                 return commit;
             }
@@ -256,17 +256,17 @@ impl Writer {
     }
 
     /// Leads until an operation that was laid down is done.
-    fn lead_until(&self, is_done: impl Fn() -> bool) {
+    fn lead_until(&self, deferred: bool, is_done: impl Fn() -> bool) {
         let _lead = Lead(self);
         let mut seat = self.seat.lock();
         while !is_done() {
-            let _ = self.lead_batch(&mut seat, &mut None);
+            let _ = self.lead_batch(&mut seat, &mut None, deferred);
         }
     }
 
     /// Leads one batch: the leader's own operation, unless claims are let pass before it, and what has gathered.
-    fn lead_batch(&self, seat: &mut Seat, own: &mut Option<&mut dyn Job>) -> Result<()> {
-        let mut taken = self.gather(own.as_ref().map(|job| job.need()));
+    fn lead_batch(&self, seat: &mut Seat, own: &mut Option<&mut dyn Job>, apart: bool) -> Result<()> {
+        let mut taken = self.gather(own.as_ref().map(|job| job.need()), apart);
         let mut touch = Task::new(Need::Settle, |tx: &mut Tx<'_>| meta::touch(tx.conn));
         let mut jobs: Vec<&mut dyn Job> = Vec::with_capacity(taken.followers.len() + 1);
         if taken.sync {
@@ -327,9 +327,9 @@ impl Writer {
 
     /// What has gathered. Whoever was in the last batch has just been answered, and is likely to come back at once: a moment
     /// is waited for as many.
-    fn gather(&self, own: Option<Need>) -> Taken {
+    fn gather(&self, own: Option<Need>, apart: bool) -> Taken {
         let mut line = self.line.lock();
-        let wanted = line.callers.saturating_sub(usize::from(own.is_some())).min(BATCH_MAX);
+        let wanted = line.callers.saturating_sub(usize::from(apart)).min(BATCH_MAX);
         if line.present() < wanted {
             let limit = (line.took / GATHER_PART).min(GATHER_MAX);
             let watch = Stopwatch::start();
@@ -347,7 +347,7 @@ impl Writer {
             }
             line.wanted = None;
         }
-        line.take(own)
+        line.take(own, apart)
     }
 
     /// The connection, for a look into a store in memory, or for what no other connection may do.
@@ -587,7 +587,7 @@ mod tests {
         }
 
         fn take(&mut self) -> Vec<usize> {
-            for follower in self.line.take(None).followers {
+            for follower in self.line.take(None, false).followers {
                 follower.answer(&Ok(()));
             }
             std::mem::take(&mut self.answered.lock())
