@@ -191,7 +191,8 @@ impl Claim {
     /// ```
     pub fn ack_deferred(&self) -> Ticket<Settled> {
         let store = self.worker.store();
-        store.settle_deferred(self.receipt(), Settle::Ack).unwrap_or_else(|error| Ticket::told(store.clone(), error))
+        let ticket = store.settle_deferred_known(self.receipt(), Settle::Ack, self.known());
+        ticket.unwrap_or_else(|error| Ticket::told(store.clone(), error))
     }
 
     /// The work failed: the message is tried again after its backoff, or becomes a dead letter when its attempts are used up.

@@ -280,8 +280,13 @@ impl Store {
     /// # Errors
     /// [`Error::Range`] for a lease out of range, and [`Error::ReadOnly`]; whatever comes after that is told by the ticket.
     pub fn settle_deferred(&self, receipt: Receipt, how: Settle) -> Result<Ticket<Settled>> {
+        self.settle_deferred_known(receipt, how, Known::default())
+    }
+
+    /// As [`Store::settle_deferred`], by the claim itself.
+    pub(crate) fn settle_deferred_known(&self, receipt: Receipt, how: Settle, known: Known) -> Result<Ticket<Settled>> {
         let need = check_settle(&how)?;
-        self.defer(need, text_bytes(&how), move |tx| sql::settle::settle(tx, receipt, &how))
+        self.defer(need, text_bytes(&how), move |tx| sql::settle::settle(tx, receipt, &how, known))
     }
 
     /// Settles many claims in one commit, each with an outcome of its own, in their order.
