@@ -62,7 +62,7 @@ impl Side for Raw {
     }
 
     fn claim(&self) -> Receipt {
-        self.transaction(|conn| take(conn))
+        self.transaction(take)
     }
 
     fn ack(&self, receipt: Receipt) {
