@@ -1,19 +1,21 @@
 //! The claim: the right to work on a message for a while.
 
 use std::fmt;
+use std::io::Write;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rusqlite::Connection;
 use serde::de::DeserializeOwned;
 
 use crate::cancel::CancelToken;
-#[allow(unused_imports, reason = "named by the documentation")]
-use crate::error::Error;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::message::MessageId;
+use crate::payload::PayloadReader;
 use crate::receipt::Receipt;
 use crate::sql::claim::{ById, Obstacle, Taken};
 use crate::sql::settle::{Known, Settle, Settled};
+use crate::sql::{Payload, payloads};
 use crate::state::{Route, Status};
 use crate::ticket::Ticket;
 use crate::worker::Worker;
@@ -43,7 +45,7 @@ impl fmt::Debug for Claim {
             .field("worker", &self.worker.label())
             .field("how", &self.how())
             .field("attempts", &self.attempts())
-            .field("payload_bytes", &self.payload().len())
+            .field("payload_bytes", &self.payload_bytes())
             .finish_non_exhaustive()
     }
 }
@@ -71,17 +73,64 @@ impl Claim {
         &self.queue
     }
 
-    /// The message's payload, exactly as it was enqueued.
+    /// The message's payload, exactly as it was enqueued; empty where it was left in the file, see
+    /// [`Worker::without_payloads`].
     pub fn payload(&self) -> &[u8] {
-        &self.taken.payload
+        match &self.taken.payload {
+            Payload::Read(payload) => payload,
+            Payload::Left(_) => &[],
+        }
+    }
+
+    /// Size of the payload in bytes, also where it was left in the file.
+    pub fn payload_bytes(&self) -> usize {
+        self.taken.payload.len()
+    }
+
+    /// The payload as a stream: out of the file, piece by piece, where it was left there, else out of memory.
+    ///
+    /// # Errors
+    /// [`Error::Gone`] where it was left in the file and the message is not there any more.
+    pub fn payload_reader(&self) -> Result<PayloadReader<'_>> {
+        let (id, store) = (self.taken.record.id, self.worker.store());
+        match &self.taken.payload {
+            Payload::Read(payload) => Ok(PayloadReader::of_memory(payload)),
+            Payload::Left(bytes) => match store.read(|conn, _| payloads::size(conn, id))? {
+                Some(_) => Ok(PayloadReader::of_file(store, id, *bytes, self.taken.record.payload_crc)),
+                None => Err(Error::Gone { id: self.id() }),
+            },
+        }
+    }
+
+    /// Writes the payload to a file, a socket or whatever else takes bytes, as [`Claim::payload_reader`] reads it. Returns how
+    /// many bytes that were.
+    ///
+    /// # Errors
+    /// [`Error::Stream`] where the writer has failed; [`Error::Corrupt`] where the payload is damaged, of which the last piece is
+    /// not written; [`Error::Gone`]. The writer may have taken a part by then.
+    pub fn write_payload_to(&self, writer: &mut (impl Write + ?Sized)) -> Result<u64> {
+        let mut reader = self.payload_reader()?;
+        loop {
+            let piece = reader.fill()?;
+            if piece.is_empty() {
+                return Ok(self.payload_bytes() as u64);
+            }
+            let written = writer.write_all(piece);
+            written.map_err(|error| Error::Stream { what: "the payload's writer", source: Arc::new(error) })?;
+            let length = piece.len();
+            reader.consume(length);
+        }
     }
 
     /// The payload, read as JSON.
     ///
     /// # Errors
-    /// [`Error::Json`] where it is not the JSON of a `T`.
+    /// [`Error::Json`] where it is not the JSON of a `T`, or, having been left in the file, cannot be read.
     pub fn json<T: DeserializeOwned>(&self) -> Result<T> {
-        Ok(serde_json::from_slice(&self.taken.payload)?)
+        Ok(match &self.taken.payload {
+            Payload::Read(payload) => serde_json::from_slice(payload)?,
+            Payload::Left(_) => serde_json::from_reader(self.payload_reader()?)?,
+        })
     }
 
     /// Which try this is, from 1 on; tries that were given back (deferred, released) are not counted.

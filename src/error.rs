@@ -101,12 +101,21 @@ pub enum Error {
         /// The store's path.
         path: PathBuf,
     },
+    /// What a payload is read from, or written to, has failed.
+    #[error("{what} has failed: {source}")]
+    Stream {
+        /// Which one: "the payload's reader", "the payload's writer", or "the payload's temporary file", which lies in the
+        /// folder of the store.
+        what: &'static str,
+        /// What it said.
+        source: Arc<std::io::Error>,
+    },
     /// The payload is larger than the store accepts.
     #[error(
         "payload too large: {size} bytes, the limit is {limit}; store it elsewhere and enqueue a reference, or raise Options::payload_max"
     )]
     PayloadTooLarge {
-        /// Bytes of the payload.
+        /// Bytes of the payload, or so many of them as were read.
         size: usize,
         /// The limit, in bytes.
         limit: usize,

@@ -1,5 +1,7 @@
 //! The queue: a named line of messages, and the way into it.
 
+use std::io::Read;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,6 +12,7 @@ use crate::error::Result;
 use crate::message::{Enqueued, Message, check_name, check_range};
 use crate::options::check_lease;
 use crate::retry::Retry;
+use crate::spool::{Spooled, spool};
 use crate::sql::queues::Own;
 use crate::sql::{self, Tx};
 use crate::store::Store;
@@ -126,6 +129,44 @@ impl Queue {
         self.check(std::slice::from_ref(&message))?;
         let (queue, bytes) = (self.name.clone(), message.payload.len());
         self.store.defer(Need::Enqueue, bytes, move |tx| sql::enqueue::enqueue(tx, &queue, &message))
+    }
+
+    /// Stores a message whose payload is what a stream gives up to its end, in place of the message's own.
+    ///
+    /// A stream above 64 KiB goes through a temporary file without a name, in the folder of the store (for a store in memory, in
+    /// the system's folder for these), so that no more than 128 KiB of it are in memory at a time, and that a slow stream holds
+    /// nobody up. It is read on the caller's thread, no further than one byte above [`Options::payload_max`](crate::Options::payload_max).
+    ///
+    /// ```
+    /// use std::io::Read;
+    /// use relet::{Message, Store};
+    ///
+    /// let store = Store::open_in_memory()?;
+    /// let scan = std::io::repeat(7).take(1 << 20); // a file, a socket, a decoder …
+    /// store.queue("scans").enqueue_from(Message::new("").priority(5), scan)?;
+    /// assert_eq!(store.worker("scanner-1")?.claim("scans")?.expect("it is there").payload(), [7; 1 << 20]);
+    /// # Ok::<(), relet::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Queue::enqueue`]; [`Error::Stream`](crate::Error::Stream) where the stream or the temporary file has failed. A panic
+    /// of the stream is the caller's. In all these cases nothing was stored.
+    pub fn enqueue_from(&self, message: impl Into<Message>, mut stream: impl Read) -> Result<Enqueued> {
+        let mut message = Message { payload: Vec::new(), ..message.into() };
+        self.check(std::slice::from_ref(&message))?;
+        let folder = self.store.writable_path()?.and_then(|path| path.parent().map(PathBuf::from));
+        let folder = folder.unwrap_or_else(std::env::temp_dir);
+        match spool(&mut stream, &folder, self.store.options_used().payload_max)? {
+            Spooled::Memory(payload) => {
+                message.payload = payload;
+                self.enqueue(message)
+            }
+            Spooled::File(mut spool) => {
+                let queue = self.name.clone();
+                self.store
+                    .write(Need::Enqueue, move |tx| sql::enqueue::enqueue_spooled(tx, &queue, &message, &mut spool))
+            }
+        }
     }
 
     /// Stores all these messages in one commit, or none of them. Their ids are in the order of the messages.

@@ -84,6 +84,7 @@ impl Reserve {
     }
 }
 
-fn is_full(error: &io::Error) -> bool {
+/// Whether this error says that there is no room.
+pub(crate) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }

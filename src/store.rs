@@ -583,6 +583,11 @@ impl Store {
         &self.inner.options
     }
 
+    /// The path of its file (`None`: in memory), if this handle may write to it.
+    pub(crate) fn writable_path(&self) -> Result<Option<&Path>> {
+        self.writer().map(|_| self.path())
+    }
+
     fn writer(&self) -> Result<&Writer> {
         self.inner.writer.as_ref().ok_or_else(|| Error::ReadOnly {
             path: self.inner.path.clone().unwrap_or_default(),

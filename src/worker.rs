@@ -13,6 +13,7 @@ use crate::options::check_lease;
 use crate::receipt::Receipt;
 use crate::sql;
 use crate::sql::claim::{ById, Next, Routes, Taken, Who};
+use crate::sql::record::Large;
 use crate::sql::settle::{Known, Settle, Settled};
 use crate::sql::workers::Holding;
 use crate::state::Route;
@@ -101,7 +102,14 @@ impl Worker {
     }
 
     fn new(store: Store, label: Arc<str>, incarnation: i64, lock: Option<Lock>) -> Worker {
-        let who = Who { label: label.clone(), incarnation, routes: Routes::ALL, lease: None, crashed: true };
+        let who = Who {
+            label: label.clone(),
+            incarnation,
+            routes: Routes::ALL,
+            lease: None,
+            crashed: true,
+            large: Large::Read,
+        };
         Worker { start: Arc::new(Start { store, label, incarnation, lock }), who }
     }
 
@@ -122,6 +130,36 @@ impl Worker {
     pub fn lease(&self, lease: Duration) -> Result<Worker> {
         check_lease(lease)?;
         Ok(Worker { who: Who { lease: Some(lease), ..self.who.clone() }, ..self.clone() })
+    }
+
+    /// The same worker, whose claims leave payloads above 2 KiB in the file: a claim then costs the same however large its payload
+    /// is, and [`Claim::payload_reader`] reads it in pieces. Its checksum is not looked at when it is claimed, but when it is
+    /// read: what turns out to be damaged is best [rejected](Claim::reject).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use relet::Store;
+    ///
+    /// let store = Store::open_in_memory()?;
+    /// store.queue("scans").enqueue(vec![7; 1 << 20])?;
+    /// let worker = store.worker("scanner-1")?.without_payloads();
+    /// let claim = worker.claim_wait("scans", Duration::from_secs(1))?.expect("there is one");
+    /// assert_eq!((claim.payload().len(), claim.payload_bytes()), (0, 1 << 20));
+    /// let mut copy = Vec::new(); // a file, a socket, an encoder …
+    /// claim.write_payload_to(&mut copy)?;
+    /// assert_eq!(copy, [7; 1 << 20]);
+    /// # Ok::<(), relet::Error>(())
+    /// ```
+    pub fn without_payloads(&self) -> Worker {
+        Worker { who: Who { large: Large::Leave, ..self.who.clone() }, ..self.clone() }
+    }
+
+    /// As [`Worker::claim`], by this worker [`without_payloads`](Worker::without_payloads).
+    ///
+    /// # Errors
+    /// As [`Worker::claim`].
+    pub fn claim_without_payload(&self, queue: &str) -> Result<Option<Claim>> {
+        self.without_payloads().claim(queue)
     }
 
     /// Claims the next message of a queue: first what this worker had deferred and is due, then by priority, then by id.

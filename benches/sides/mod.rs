@@ -99,7 +99,7 @@ impl Side for Relet {
 }
 
 /// A connection that is set up as relet sets up its own.
-fn connect(path: &Path, durability: Durability) -> Connection {
+pub fn connect(path: &Path, durability: Durability) -> Connection {
     let conn = Connection::open(path).expect("the file opens");
     conn.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true).expect("set");
     conn.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_TRIGGER, false).expect("set");
@@ -118,7 +118,7 @@ fn connect(path: &Path, durability: Durability) -> Connection {
 }
 
 /// One transaction.
-fn transaction<T>(conn: &Connection, work: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> T {
+pub fn transaction<T>(conn: &Connection, work: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> T {
     let whole = || {
         conn.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
         let done = work(conn)?;

@@ -22,7 +22,8 @@ use crate::sql::counters::Place;
 use crate::sql::dead::By;
 use crate::sql::gates::{self, Passage};
 use crate::sql::lines::{self, Head, Line};
-use crate::sql::{Record, Tx, dead, details, groups, ids, meta, queues, retry_queue, workers};
+use crate::sql::record::Large;
+use crate::sql::{Payload, Record, Tx, dead, details, groups, ids, meta, queues, retry_queue, workers};
 use crate::state::{Event, Route, Status};
 
 /// Who claims.
@@ -36,6 +37,8 @@ pub(crate) struct Who {
     pub(crate) lease: Option<Duration>,
     /// Whether it takes messages that have crashed before.
     pub(crate) crashed: bool,
+    /// What becomes of payloads that lie beside their messages.
+    pub(crate) large: Large,
 }
 
 /// A set of routes.
@@ -70,7 +73,7 @@ pub enum How {
 pub(crate) struct Taken {
     /// The message as it is now.
     pub(crate) record: Record,
-    pub(crate) payload: Vec<u8>,
+    pub(crate) payload: Payload,
     pub(crate) receipt: Receipt,
     pub(crate) how: How,
     pub(crate) lease: Duration,
@@ -182,7 +185,9 @@ fn judge_owner(conn: &Connection, now: Now, record: &Record, who: &Who) -> Resul
 pub(crate) fn claim_id(tx: &mut Tx<'_>, id: i64, who: &Who) -> Result<ById> {
     const DEAD: ById = ById::Not(Obstacle::Finished(Status::Dead));
     meta::restart_waits(tx.conn, tx.now.wall)?;
-    let Some((mut record, payload)) = Record::load_whole(tx.conn, id)? else { return Ok(ById::NotFound) };
+    let Some((mut record, payload)) = Record::load_for_claim(tx.conn, id, who.large)? else {
+        return Ok(ById::NotFound);
+    };
     let how = match judge(tx.conn, tx.now, &record, who)? {
         Ok(how) => how,
         Err(obstacle) => return Ok(ById::Not(obstacle)),
@@ -362,13 +367,13 @@ impl Look {
 
     /// The ready messages that come first, up to `limit`: by priority, then by id. Where there are more lines than one, or
     /// priorities that grow, only the first.
-    fn ready(&self, tx: &Tx<'_>, who: &Who, limit: usize) -> Result<Vec<(Record, Vec<u8>)>> {
+    fn ready(&self, tx: &Tx<'_>, who: &Who, limit: usize) -> Result<Vec<(Record, Payload)>> {
         if self.paused {
             return Ok(Vec::new());
         }
         let one_line = !self.routed && !self.gated && self.ageing_ms.is_none();
         if one_line && who.routes.contains(Route::Pending) {
-            let ready = Record::load_ready(tx.conn, self.queue, limit.min(READY_MAX))?;
+            let ready = Record::load_ready(tx.conn, self.queue, limit.min(READY_MAX), who.large)?;
             if who.crashed || ready.iter().all(|(record, _)| record.crashes == 0) {
                 return Ok(ready);
             }
@@ -394,13 +399,13 @@ impl Look {
             first = first.into_iter().chain(heads).min_by_key(order);
         }
         match first {
-            Some(head) => Ok(Record::load_whole(tx.conn, head.id)?.into_iter().collect()),
+            Some(head) => Ok(Record::load_for_claim(tx.conn, head.id, who.large)?.into_iter().collect()),
             None => Ok(Vec::new()),
         }
     }
 }
 
-type Own = Option<(Record, Vec<u8>, How)>;
+type Own = Option<(Record, Payload, How)>;
 
 /// The worker's own void claim.
 fn own_void(tx: &mut Tx<'_>, queue: i64, who: &Who, cleared: &mut usize) -> Result<Own> {
@@ -438,7 +443,10 @@ fn first_own(
                 continue;
             }
             match judge(tx.conn, tx.now, &record, who)? {
-                Ok(how) => return Ok(Record::load_whole(tx.conn, *id)?.map(|(record, payload)| (record, payload, how))),
+                Ok(how) => {
+                    let whole = Record::load_for_claim(tx.conn, *id, who.large)?;
+                    return Ok(whole.map(|(record, payload)| (record, payload, how)));
+                }
                 // It waits with its siblings: kept here, a thousand of them would hide what comes after.
                 Err(Obstacle::Gate { .. }) if !record.is_held() => {
                     take_back(tx, &record)?;
@@ -557,7 +565,7 @@ fn spent(record: &Record) -> Option<String> {
 fn take(
     tx: &mut Tx<'_>,
     mut record: Record,
-    payload: Vec<u8>,
+    payload: Payload,
     who: &Who,
     queue_lease_ms: Option<i64>,
     how: How,

@@ -7,7 +7,7 @@ use rusqlite::{Connection, params};
 use crate::error::{Error, Result};
 use crate::message::MessageId;
 use crate::sql::counters::Place;
-use crate::sql::{Extras, Record, Tx, details, finished, groups, keys, retry_queue};
+use crate::sql::{Extras, Payload, Record, Tx, details, finished, groups, keys, payloads, retry_queue};
 use crate::state::{Event, Status};
 
 /// How long a cancelled message is kept at least: a day, so that its holder learns of it.
@@ -36,11 +36,12 @@ pub(crate) fn give_up(
     finish(tx, record, Event::GiveUp, reason, error, by)
 }
 
-/// Gives up what must not be handed out: its time to live is over, or its payload is not the one that was enqueued.
-pub(crate) fn give_up_if_spoiled(tx: &mut Tx<'_>, record: &Record, payload: &[u8]) -> Result<bool> {
+/// Gives up what must not be handed out: its time to live is over, or its payload is not the one that was enqueued (which is
+/// not known of one that was left in the file).
+pub(crate) fn give_up_if_spoiled(tx: &mut Tx<'_>, record: &Record, payload: &Payload) -> Result<bool> {
     let reason = if record.is_expired(tx.now.wall) {
         EXPIRED
-    } else if crc32fast::hash(payload) != record.payload_crc {
+    } else if matches!(payload, Payload::Read(bytes) if crc32fast::hash(bytes) != record.payload_crc) {
         tx.durable = true;
         "damaged: its payload does not match the checksum that was stored with it"
     } else {
@@ -145,11 +146,10 @@ pub(crate) fn page(
 /// Deletes a message and all that lies beside it.
 pub(crate) fn remove(tx: &mut Tx<'_>, record: &Record) -> Result<()> {
     const MESSAGE: &str = "DELETE FROM main.relet_messages WHERE id = ?1";
-    const PAYLOAD: &str = "DELETE FROM main.relet_payloads WHERE message = ?1";
     retry_queue::take(tx, record)?;
     tx.conn.prepare_cached(MESSAGE)?.execute([record.id])?;
     if record.extras.has(Extras::LARGE) {
-        tx.conn.prepare_cached(PAYLOAD)?.execute([record.id])?;
+        payloads::remove(tx.conn, record.id)?;
     }
     if !record.status.is_live() {
         finished::take(tx.conn, record.id)?;

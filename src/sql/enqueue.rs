@@ -5,26 +5,33 @@ use rusqlite::params;
 use crate::clock::INSTANT_MAX;
 use crate::error::Result;
 use crate::message::{DEFERRALS_MAX, Enqueued, Message, MessageId, Start};
+use crate::spool::Spool;
 use crate::sql::counters::Place;
 use crate::sql::dead::{self, By};
 use crate::sql::queues::{self, QueueRow};
 use crate::sql::record::line_of;
 use crate::sql::retry_queue::{self, Wait};
-use crate::sql::{Extras, INLINE_MAX, Record, Tx, details, gates, groups, keys};
+use crate::sql::{Extras, Record, Source, Tx, details, gates, groups, keys, payloads};
 
 /// Stores all messages, in order, or none.
 pub(crate) fn enqueue_all(tx: &mut Tx<'_>, queue: &str, messages: &[Message]) -> Result<Vec<Enqueued>> {
     let queue = queues::find_or_make(tx, queue)?;
-    messages.iter().map(|message| insert(tx, &queue, message)).collect()
+    messages.iter().map(|message| insert(tx, &queue, message, Source::Memory(&message.payload))).collect()
 }
 
 /// Stores a message, unless a live one of the queue has its key.
 pub(crate) fn enqueue(tx: &mut Tx<'_>, queue: &str, message: &Message) -> Result<Enqueued> {
     let queue = queues::find_or_make(tx, queue)?;
-    insert(tx, &queue, message)
+    insert(tx, &queue, message, Source::Memory(&message.payload))
 }
 
-fn insert(tx: &mut Tx<'_>, queue: &QueueRow, message: &Message) -> Result<Enqueued> {
+/// As [`enqueue`], with the payload that was spooled.
+pub(crate) fn enqueue_spooled(tx: &mut Tx<'_>, queue: &str, message: &Message, spool: &mut Spool) -> Result<Enqueued> {
+    let queue = queues::find_or_make(tx, queue)?;
+    insert(tx, &queue, message, Source::Spool(spool))
+}
+
+fn insert(tx: &mut Tx<'_>, queue: &QueueRow, message: &Message, payload: Source<'_>) -> Result<Enqueued> {
     let now = tx.now.wall;
     if let Some(key) = &message.key
         && let Some(id) = keys::holder(tx.conn, queue.id, key)?
@@ -69,10 +76,10 @@ fn insert(tx: &mut Tx<'_>, queue: &QueueRow, message: &Message) -> Result<Enqueu
         && message.max_deferrals.is_none()
         && message.retry.is_none();
     if is_plain && due_at.is_none() {
-        store(tx, queue, message, &row, Extras::default())?;
+        store(tx, queue, message, payload, &row, Extras::default())?;
     } else {
         let extras = Extras::default().and(Extras::DETAILS, !is_plain);
-        store(tx, queue, message, &row, extras)?;
+        store(tx, queue, message, payload, &row, extras)?;
         let wait = due_at.map(|due_at| Wait { due_at, set_at, behind, ..Wait::default() });
         put_beside(tx, message, row.id, gate, wait, !behind)?;
     }
@@ -89,12 +96,19 @@ struct New {
 }
 
 /// The message's own row, and its payload where that is too large for it.
-fn store(tx: &Tx<'_>, queue: &QueueRow, message: &Message, new: &New, extras: Extras) -> Result<()> {
+fn store(
+    tx: &Tx<'_>,
+    queue: &QueueRow,
+    message: &Message,
+    mut payload: Source<'_>,
+    new: &New,
+    extras: Extras,
+) -> Result<()> {
     const INSERT: &str = "INSERT INTO main.relet_messages
         (id, queue, status, route, line, place, priority, extras, due_at, max_attempts, enqueued_at, payload_crc, payload)
         VALUES (?1, ?2, ?3, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)";
-    const INSERT_LARGE: &str = "INSERT INTO main.relet_payloads (message, payload) VALUES (?1, ?2)";
-    let large = message.payload.len() > INLINE_MAX;
+    let inline = payload.inline();
+    let large = inline.is_none();
     tx.conn.prepare_cached(INSERT)?.execute(params![
         new.id,
         queue.id,
@@ -106,11 +120,11 @@ fn store(tx: &Tx<'_>, queue: &QueueRow, message: &Message, new: &New, extras: Ex
         new.due_at,
         new.max_attempts,
         tx.now.wall,
-        crc32fast::hash(&message.payload),
-        (!large).then_some(&message.payload),
+        payload.crc(),
+        inline,
     ])?;
     if large {
-        tx.conn.prepare_cached(INSERT_LARGE)?.execute(params![new.id, message.payload])?;
+        payloads::put(tx.conn, new.id, &mut payload)?;
     }
     Ok(())
 }

@@ -11,6 +11,7 @@ use crate::error::Result;
 use crate::message::MessageId;
 use crate::sql::claim::{self, How, Obstacle, Routes, Who};
 use crate::sql::lines::{self, Line};
+use crate::sql::record::Large;
 use crate::sql::{PAYLOAD_COLUMN, Record, counters, gates, queues, record, retry_queue, select_record};
 use crate::state::{Route, Status};
 use crate::view::{Filter, QueueStats, Retrying, Snapshot, Stuck, Why};
@@ -106,7 +107,8 @@ pub(crate) fn snapshot(conn: &Connection, record: Record, payload: Option<Vec<u8
 pub(crate) fn why(conn: &Connection, id: i64, now: Now) -> Result<Option<Why>> {
     const REASON: &str = "SELECT reason FROM main.relet_retry_queue WHERE queue = ?1 AND message = ?2";
     // No label is empty, so this is nobody's own.
-    let anyone = Who { label: Arc::from(""), incarnation: 0, routes: Routes::ALL, lease: None, crashed: true };
+    let (label, large) = (Arc::from(""), Large::Leave);
+    let anyone = Who { label, incarnation: 0, routes: Routes::ALL, lease: None, crashed: true, large };
     let Some(record) = Record::load(conn, id)? else { return Ok(None) };
     Ok(Some(match claim::judge(conn, now, &record, &anyone)? {
         Ok(How::Claimed) if record.is_held() => {

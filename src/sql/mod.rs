@@ -13,6 +13,7 @@ pub(crate) mod keys;
 pub(crate) mod lines;
 pub(crate) mod look;
 pub(crate) mod meta;
+pub(crate) mod payloads;
 pub(crate) mod prune;
 pub(crate) mod queues;
 pub(crate) mod record;
@@ -32,7 +33,8 @@ use crate::options::Options;
 use crate::retry::Retry;
 use crate::state::{Route, Status};
 
-pub(crate) use record::{Extras, INLINE_MAX, PAYLOAD_COLUMN, Record, select_record};
+pub(crate) use payloads::{Payload, Source};
+pub(crate) use record::{Extras, PAYLOAD_COLUMN, Record, select_record};
 
 /// A write transaction: where it runs, when it runs, and what it has to leave behind at its end.
 pub(crate) struct Tx<'c> {

@@ -6,11 +6,8 @@ use crate::error::{Error, Result};
 use crate::message::{DEFERRALS_MAX, MessageId};
 use crate::receipt::Receipt;
 use crate::sql::counters::Place;
-use crate::sql::{details, finished};
+use crate::sql::{Payload, details, finished, payloads};
 use crate::state::{Event, Route, Status};
-
-/// Largest payload that lies in its message's row. A claim rewrites that row, so larger ones lie beside it.
-pub(crate) const INLINE_MAX: usize = 2048;
 
 /// The line of what is held.
 const HELD: i64 = -1;
@@ -45,6 +42,13 @@ impl Extras {
     pub(crate) fn and(self, extras: Extras, when: bool) -> Extras {
         Extras(if when { self.0 | extras.0 } else { self.0 })
     }
+}
+
+/// What a claim does with a payload that lies beside its message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Large {
+    Read,
+    Leave,
 }
 
 /// A message, without its payload.
@@ -169,27 +173,54 @@ impl Record {
 
     /// The message with this id, and its payload.
     pub(crate) fn load_whole(conn: &Connection, id: i64) -> Result<Option<(Record, Vec<u8>)>> {
+        let Some((record, payload)) = Record::load_with_row_payload(conn, id)? else { return Ok(None) };
+        let payload = payload.map_or_else(|| payloads::read(conn, id), Ok)?;
+        Ok(Some((record.complete(conn)?, payload)))
+    }
+
+    /// The message with this id, and its payload as a claim wants it.
+    pub(crate) fn load_for_claim(conn: &Connection, id: i64, large: Large) -> Result<Option<(Record, Payload)>> {
+        Record::load_with_row_payload(conn, id)?.map(|found| Record::for_claim(conn, found, large)).transpose()
+    }
+
+    fn load_with_row_payload(conn: &Connection, id: i64) -> Result<Option<(Record, Option<Vec<u8>>)>> {
         const SQL: &str = select_record!("WHERE m.id = ?1");
-        let found = conn.prepare_cached(SQL)?.query_row([id], Record::read_whole).optional()?;
-        found.map(|found| Record::whole(conn, found)).transpose()
+        Ok(conn.prepare_cached(SQL)?.query_row([id], Record::read_whole).optional()?)
     }
 
     /// The first messages, up to `limit`, of those that are pending and pass no gate.
-    pub(crate) fn load_ready(conn: &Connection, queue: i64, limit: usize) -> Result<Vec<(Record, Vec<u8>)>> {
+    pub(crate) fn load_ready(
+        conn: &Connection,
+        queue: i64,
+        limit: usize,
+        large: Large,
+    ) -> Result<Vec<(Record, Payload)>> {
         const SQL: &str =
             select_record!("INDEXED BY relet_lines WHERE m.queue = ?1 AND m.line = 0 ORDER BY m.place, m.id LIMIT ?2");
         let mut statement = conn.prepare_cached(SQL)?;
         let found = statement.query_map([queue, limit as i64], Record::read_whole)?;
-        found.map(|found| Record::whole(conn, found?)).collect()
+        found.map(|found| Record::for_claim(conn, found?, large)).collect()
     }
 
     fn read_whole(row: &Row<'_>) -> rusqlite::Result<(Record, Option<Vec<u8>>)> {
         Ok((Record::read(row)?, row.get(PAYLOAD_COLUMN)?))
     }
 
-    /// Adds what lies beside the row, the payload too.
-    fn whole(conn: &Connection, (record, payload): (Record, Option<Vec<u8>>)) -> Result<(Record, Vec<u8>)> {
-        let payload = payload.map_or_else(|| large_payload(conn, record.id), Ok)?;
+    /// Adds what lies beside the row.
+    fn for_claim(
+        conn: &Connection,
+        (record, payload): (Record, Option<Vec<u8>>),
+        large: Large,
+    ) -> Result<(Record, Payload)> {
+        let payload = match (payload, large) {
+            (Some(payload), _) => Payload::Read(payload),
+            (None, Large::Read) => Payload::Read(payloads::read(conn, record.id)?),
+            (None, Large::Leave) => match payloads::size(conn, record.id)? {
+                // One that is not there is read as an empty one, which its checksum tells.
+                None | Some(0) => Payload::Read(Vec::new()),
+                Some(size) => Payload::Left(size),
+            },
+        };
         Ok((record.complete(conn)?, payload))
     }
 
@@ -225,12 +256,6 @@ impl Record {
     pub(crate) fn place(&self) -> Place {
         Place::of(self.status, self.route, self.is_held())
     }
-}
-
-/// A payload that lies beside its message; nothing where the row is missing, which its checksum will tell.
-fn large_payload(conn: &Connection, message: i64) -> Result<Vec<u8>> {
-    const SQL: &str = "SELECT payload FROM main.relet_payloads WHERE message = ?1";
-    Ok(conn.prepare_cached(SQL)?.query_row([message], |row| row.get(0)).optional()?.unwrap_or_default())
 }
 
 /// The size of a payload, without reading it.

@@ -16,13 +16,15 @@ use crate::render;
 use crate::time::span;
 
 pub(crate) fn enqueue(global: &Global, out: &mut Out, args: &args::Enqueue) -> Outcome {
-    let payload = match &args.payload {
-        Some(payload) if payload == "-" => read_payload()?,
-        Some(payload) => payload.clone().into_encoded_bytes(),
-        None => return Err(Failure::usage("give a PAYLOAD, or - to read it from stdin, or --lines")),
+    let Some(payload) = &args.payload else {
+        return Err(Failure::usage("give a PAYLOAD, or - to read it from stdin, or --lines"));
     };
     let store = global.create()?;
-    let enqueued = store.queue(&args.queue).enqueue(args.message(payload))?;
+    let queue = store.queue(&args.queue);
+    let enqueued = match payload == "-" {
+        true => queue.enqueue_from(args.message(Vec::new()), io::stdin().lock())?,
+        false => queue.enqueue(args.message(payload.clone().into_encoded_bytes()))?,
+    };
     if let (true, Some(key)) = (enqueued.existing(), &args.options.key) {
         say(format_args!("nothing was stored: live message {} has the key {key:?} already", enqueued.id()));
     }
