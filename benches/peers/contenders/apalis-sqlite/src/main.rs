@@ -52,7 +52,7 @@ impl Opened {
         runtime().block_on(async {
             let pool = SqlitePoolOptions::new().max_connections(10).connect_with(options).await.map_err(brief)?;
             SqliteStorage::<()>::migrations().run(&pool).await.map_err(brief)?;
-            if !matches!(driver::knobs().work.as_str(), "W7" | "W9") {
+            if driver::knobs().work != "W7" {
                 return Ok(Opened { pool, hook: Mutex::default() });
             }
             // Its hook wakes a worker sooner than its polling does. It comes with a pool that takes no options.
@@ -76,7 +76,7 @@ impl Peer for Opened {
                 let _entered = runtime().enter();
                 let backend = storage.poll_with_stream(hook);
                 runtime().spawn(async move {
-                    let _ = WorkerBuilder::new("bench").backend(backend).concurrency(size).build(work).run().await;
+                    let _ = WorkerBuilder::new("bench").backend(backend).build(work).run().await;
                 })
             }
             None => runtime().spawn(async move {

@@ -39,7 +39,7 @@ impl Crew for Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         if let Some(workers) = self.workers.take() {
-            workers.stop(Duration::from_secs(5));
+            let _interrupted = workers.stop(Duration::from_secs(5));
         }
     }
 }
