@@ -84,7 +84,8 @@ fn count_of(size: usize) -> u32 {
 
 /// Runs two sides in turn, once to warm up, and prints a row. A side returns how long `count` of its operations took.
 fn compare(name: &str, count: u32, rounds: usize, mut a: impl FnMut() -> Duration, mut b: impl FnMut() -> Duration) {
-    (a(), b());
+    a();
+    b();
     let speed = |took: Duration| f64::from(count) / took.as_secs_f64();
     let rounds: Vec<[f64; 2]> = (0..rounds).map(|_| [speed(a()), speed(b())]).collect();
     let median = |mut values: Vec<f64>| {
