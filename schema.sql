@@ -15,13 +15,15 @@
 --   for a set time)
 --  cancel: from any live status ──▶ cancelled
 --
--- Instants (…_at, …_until) are unix milliseconds, UTC. The ends of leases alone are in milliseconds of the clock that leases run on:
--- the time this machine has been awake since its boot (relet_meta: boot_id), or the wall clock where there is no such clock.
+-- Instants (…_at, …_until) are unix milliseconds, UTC, on the store's own time: the wall clock as it was when the store was made, which goes
+-- on with the machine whatever is done to the wall clock since (relet_meta: clock_base is what it is more than the time since
+-- the boot, clock_skew what the wall clock is more than it; usually 0). The ends of leases alone are in milliseconds of the clock that
+-- leases run on: the time this machine has been awake since its boot (relet_meta: boot_id), or the wall clock where there is no such clock.
 
 -- What is true of the whole store, a row each.
 CREATE TABLE relet_meta (
   key   TEXT PRIMARY KEY NOT NULL,
-  value ANY                          -- schema_version, store_id, epoch, boot_id, boot_mark, incarnation, touched, owned
+  value ANY                          -- schema_version, store_id, file, owned, epoch, boot_id, boot_mark, clock_base, clock_skew, seen_at, seen_awake, incarnation, touched
 ) STRICT, WITHOUT ROWID;
 
 -- One row a queue, made by its first enqueue; never deleted, so that an id means the same queue for ever.
@@ -34,11 +36,8 @@ CREATE TABLE relet_queues (
   gate          INTEGER,             -- relet_gates.id: the gate of messages that are enqueued without one
   gated         INTEGER NOT NULL DEFAULT 0 CHECK (gated = 0 OR gated = 1),   -- whether it has ever had a message with a gate
   ageing_ms     INTEGER CHECK (ageing_ms > 0),   -- waiting that long is worth one step of priority; NULL: priority is strict
-  paused_until  INTEGER,             -- nothing is handed out before this instant
-  paused_at     INTEGER,             -- when that was set, so that a clock set back cannot stretch it; 0: until it is resumed
-  CHECK ((paused_until IS NULL) = (paused_at IS NULL))
+  paused_until  INTEGER              -- nothing is handed out before this instant
 ) STRICT;
-CREATE INDEX relet_paused ON relet_queues (paused_at) WHERE paused_at IS NOT NULL;
 
 -- Counters, kept in the transaction that changes the rows, so that stats cost the same at any size. A claim changes none of
 -- them: what is in processing is what is deferred, and what is held, which is counted from the leases.
@@ -63,20 +62,18 @@ CREATE TABLE relet_gates (
   id           INTEGER PRIMARY KEY,
   name         TEXT    NOT NULL UNIQUE,
   closed_until INTEGER,              -- nothing passes before this instant
-  closed_at    INTEGER,              -- when that was set, so that a clock set back cannot stretch it; 0: until it is opened
+  closed_at    INTEGER,              -- when it was closed last, for whoever reads this
   slots        INTEGER CHECK (slots > 0),   -- concurrency: at most so many claims through it at a time; NULL: any number
   rate         INTEGER,              -- at most so many messages …
   period_ms    INTEGER,              -- … in any such span of time
   burst        INTEGER,              -- and so many of them at once
   full_at      INTEGER,              -- when the bucket is full again, in milliseconds of the leases' clock, times rate
   window       INTEGER CHECK (window > 0),  -- slow start after it was closed: at most so many at a time; NULL: that is over
-  CHECK ((closed_until IS NULL) = (closed_at IS NULL)),
   CHECK ((rate IS NULL) = (period_ms IS NULL)),
   CHECK ((rate IS NULL) = (burst IS NULL)),
   CHECK ((rate IS NULL) = (full_at IS NULL)),
   CHECK (rate > 0 AND period_ms > 0 AND burst > 0)
 ) STRICT;
-CREATE INDEX relet_closed ON relet_gates (closed_at) WHERE closed_at IS NOT NULL;
 
 -- Recurring enqueues. The tick and its message are one commit.
 CREATE TABLE relet_schedules (
@@ -86,7 +83,7 @@ CREATE TABLE relet_schedules (
   cron      TEXT,                    -- a tick whenever this cron expression says so,
   time_zone TEXT,                    -- in this IANA time zone
   catch_up  INTEGER NOT NULL CHECK (catch_up >= 0),   -- of ticks that were missed, at most so many are made up for, the latest ones
-  next_at   INTEGER NOT NULL,        -- instant of the next tick
+  next_at   INTEGER NOT NULL,        -- instant of the next tick; here, all instants are the wall clock's
   set_at    INTEGER NOT NULL,        -- when that was set, so that a clock set back is noticed
   last_at   INTEGER,                 -- instant of the last tick that was enqueued
   missed_from INTEGER,               -- cron: the last ticks that were missed and not made up for, from this one on
@@ -139,7 +136,7 @@ CREATE TABLE relet_details (
   key           TEXT,                                -- deduplication: one live message per queue and key, see relet_keys
   group_key     TEXT,                                -- messages of a group are handed out in order, one at a time, see relet_groups
   gate          INTEGER,                             -- relet_gates.id: the valve it passes when it is handed out
-  tick_at       INTEGER,                             -- the tick of a schedule that it was enqueued for
+  tick_at       INTEGER,                             -- the tick of a schedule that it was enqueued for, by the wall clock
   expires_at    INTEGER,                             -- time to live: not handed out from this instant on
   max_deferrals INTEGER,                             -- NULL: 1,000
   retry         TEXT,                                -- its own backoff policy as JSON; NULL: the queue's
@@ -195,21 +192,20 @@ CREATE TABLE relet_retry_queue (
   message    INTEGER NOT NULL,       -- relet_messages.id
   worker_id  TEXT,                   -- deferred: the worker it is kept for; NULL: for anyone
   due_at     INTEGER NOT NULL,       -- as in relet_messages
-  set_at     INTEGER,                -- when due_at was set as a span of time, so that a clock set back cannot stretch it
+  on_wall    INTEGER NOT NULL DEFAULT 0 CHECK (on_wall = 0 OR on_wall = 1),   -- 1: due_at is meant by the calendar, so it is the wall clock's
   kept_until INTEGER,                -- deferred: from this instant on, anyone may take it
   behind     INTEGER NOT NULL DEFAULT 0 CHECK (behind = 0 OR behind = 1),   -- 1: the turn of its group comes first
   reason     TEXT,                   -- the error, or why it was deferred; NULL: it has not been tried
   count      INTEGER NOT NULL DEFAULT 0,   -- which failure, or which deferral, of the message it was
   CHECK ((worker_id IS NULL) = (kept_until IS NULL)),
+  CHECK (on_wall = 0 OR worker_id IS NULL),
   PRIMARY KEY (queue, message)
 ) STRICT, WITHOUT ROWID;
 -- What joins its line at its instant.
-CREATE INDEX relet_due ON relet_retry_queue (queue, due_at) WHERE worker_id IS NULL AND behind = 0;
+CREATE INDEX relet_due ON relet_retry_queue (queue, on_wall, due_at) WHERE worker_id IS NULL AND behind = 0;
 CREATE INDEX relet_retry_kept ON relet_retry_queue (queue, worker_id, due_at) WHERE worker_id IS NOT NULL;
 CREATE INDEX relet_retry_due  ON relet_retry_queue (queue, due_at) WHERE worker_id IS NOT NULL;
 CREATE INDEX relet_retry_free ON relet_retry_queue (queue, kept_until) WHERE kept_until IS NOT NULL;
--- Waits that were set as a span of time: found again when the wall clock turns out to have been set back.
-CREATE INDEX relet_set ON relet_retry_queue (set_at) WHERE set_at IS NOT NULL;
 
 -- What is done, dead or cancelled.
 CREATE TABLE relet_finished (

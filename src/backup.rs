@@ -5,12 +5,13 @@ use std::path::{Path, PathBuf};
 
 use crate::db;
 use crate::error::{Error, Result};
+use crate::files;
 use crate::random;
 
 /// Has `copy` fill a file beside the target, makes it a store of its own, and gives it the target's name at the end.
 pub(crate) fn write(target: &Path, copy: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     let refuse = |detail: String| Error::Backup { path: target.to_owned(), detail };
-    let target = db::resolve(target).map_err(|error| match error {
+    let target = files::resolve(target).map_err(|error| match error {
         Error::Open { detail, .. } => refuse(detail),
         error => error,
     })?;
@@ -26,7 +27,7 @@ pub(crate) fn write(target: &Path, copy: impl FnOnce(&Path) -> Result<()>) -> Re
     std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
     options.open(&part.0).map_err(|error| refuse(format!("it cannot be created: {error}")))?;
     copy(&part.0)?;
-    db::make_own(&part.0)?;
+    db::make_backup_own(&part.0)?;
     // A link, unlike a rename, never replaces a file that has come to be there meanwhile.
     let linked = std::fs::hard_link(&part.0, &target).or_else(|error| match error.kind() {
         std::io::ErrorKind::AlreadyExists => Err(error),

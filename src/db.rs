@@ -1,20 +1,20 @@
 //! One database: how it is found, opened, laid out and migrated, and the pool of connections that read it.
 
-use std::fs::OpenOptions;
-use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::Path;
 use std::time::Duration;
 
 use r2d2_sqlite::SqliteConnectionManager;
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, MAIN_DB, OpenFlags};
 
-use crate::clock::{Clock, Now, Stopwatch};
+use crate::boot::Boot;
+use crate::clock::{Clock, Stopwatch};
 use crate::error::{Error, Result};
+use crate::files::{self, Folder, Identity};
 use crate::options::Options;
+use crate::presence::{self, Others, Presence};
 use crate::random;
-use crate::sql::{counters, gates, meta};
+use crate::sql::{meta, workers};
 
 /// The version of schema.sql. A step to the next one is appended to [`migrate`].
 pub(crate) const SCHEMA_VERSION: i64 = 1;
@@ -28,9 +28,6 @@ const STATEMENTS: usize = 128;
 
 /// Bytes that the write-ahead log keeps when it is begun again.
 const WAL_KEPT: u32 = 16 << 20;
-
-/// The device and inode of an open file: whether the path still leads to it.
-pub(crate) type Identity = (u64, u64);
 
 /// Refuses an SQLite that can corrupt files, unless that was allowed.
 pub(crate) fn check_sqlite(options: &Options) -> Result<()> {
@@ -46,54 +43,6 @@ fn check_sqlite_version(number: i32, text: &str) -> Result<()> {
         return Ok(());
     }
     Err(Error::SqliteTooOld { found: text.to_owned(), needed: SQLITE_NEEDED_TEXT })
-}
-
-/// The absolute path of a database, so that it is the same file whatever the current folder becomes, and so that no name
-/// (":memory:", "file:…") means anything but itself.
-pub(crate) fn resolve(path: &Path) -> Result<PathBuf> {
-    let refuse = |detail: String| Error::Open { path: path.to_owned(), detail };
-    if path.as_os_str().as_encoded_bytes().contains(&0) {
-        return Err(refuse("the path contains a NUL byte".into()));
-    }
-    if let Ok(whole) = path.canonicalize() {
-        if whole.is_dir() {
-            return Err(refuse("it is a folder; name a file in it".into()));
-        }
-        return Ok(whole);
-    }
-    let name = path.file_name().ok_or_else(|| refuse("it names no file".into()))?;
-    let folder = match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
-    let folder = folder.canonicalize().map_err(|error| refuse(format!("its folder cannot be opened: {error}")))?;
-    Ok(folder.join(name))
-}
-
-/// A file that lies beside the database, under its name and a suffix.
-pub(crate) fn beside(path: &Path, suffix: &str) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(suffix);
-    name.into()
-}
-
-/// Makes an empty file where there is none.
-fn create(path: &Path, private: bool) -> Result<()> {
-    let mut options = OpenOptions::new();
-    options.write(true).create_new(true);
-    #[cfg(unix)]
-    if private {
-        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    }
-    let _ = private;
-    match options.open(path) {
-        Ok(_) => Ok(()),
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
-        Err(error) if matches!(error.kind(), ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem) => {
-            Err(Error::ReadOnly { path: path.to_owned(), detail: format!("the file cannot be created: {error}") })
-        }
-        Err(error) => Err(Error::Open { path: path.to_owned(), detail: error.to_string() }),
-    }
 }
 
 /// What is the same for every connection: how it plans, and that the application's triggers are not ours.
@@ -141,17 +90,22 @@ pub(crate) struct Opened {
     pub(crate) owned: bool,
     /// Which file it is; `None` in memory.
     pub(crate) identity: Option<Identity>,
+    /// Held for as long as it is open; `None` in memory.
+    pub(crate) presence: Option<Presence>,
 }
 
 /// Opens a file for writing, creates and lays it out where it is new, migrates it where it is old.
 pub(crate) fn open(path: &Path, options: &Options) -> Result<Opened> {
     check_sqlite(options)?;
     if !path.exists() {
-        create(path, options.private)?;
+        files::create(path, options.private)?;
     }
-    check_writable(path)?;
+    files::check(path)?;
+    files::check_writable(path)?;
     // Before the file is opened: if it is replaced in between, the first commit will find out.
-    let identity = identity(path);
+    let identity = files::identity(path);
+    let folder = Folder::new(path);
+    let presence = Presence::new(folder.clone());
     let mut found = None;
     let opened = patiently(options.busy_wait, || {
         let conn = connect(path, options)?;
@@ -162,33 +116,20 @@ pub(crate) fn open(path: &Path, options: &Options) -> Result<Opened> {
         found = Some(journal_mode(&conn)?);
         set_wal(&conn, path)?;
         found = None;
-        let mut opened = lay_out(conn, &options.clock)?;
+        let others = |conn: &Connection| match presence.others()? {
+            Others::Nobody if presence::any_alive(&folder, &workers::all(conn)?) => Ok(Others::Present),
+            others => Ok(others),
+        };
+        let mut opened = lay_out(conn, &options.clock, identity, others, || presence.join())?;
         opened.identity = identity;
         checkpoint_on_close(&opened.conn, options.checkpoints)?;
         Ok(opened)
     });
+    let opened = opened.map(|opened| Opened { presence: Some(presence), ..opened });
     opened.map_err(|error| match (error, found) {
         (Error::Busy { .. }, Some(mode)) if mode != "wal" => Error::NotWal { path: path.to_owned(), mode },
         (error, _) => cannot_write(path, error),
     })
-}
-
-/// Asks the system before SQLite does, which would leave a log and an index beside a file that it cannot write.
-#[cfg(any(target_os = "linux", target_os = "android"))]
-fn check_writable(path: &Path) -> Result<()> {
-    use rustix::fs::{Access, AtFlags, CWD, accessat};
-    for (place, what) in [(path, "the file"), (path.parent().unwrap_or(path), "its folder")] {
-        if let Err(error) = accessat(CWD, place, Access::WRITE_OK, AtFlags::EACCESS) {
-            let detail = format!("{what} cannot be written: {error}");
-            return Err(Error::ReadOnly { path: path.to_owned(), detail });
-        }
-    }
-    Ok(())
-}
-
-#[cfg(not(any(target_os = "linux", target_os = "android")))]
-fn check_writable(_: &Path) -> Result<()> {
-    Ok(())
 }
 
 /// A store in memory: one connection, laid out.
@@ -196,7 +137,7 @@ pub(crate) fn open_in_memory(options: &Options) -> Result<Opened> {
     check_sqlite(options)?;
     let conn = Connection::open_in_memory()?;
     configure(&conn)?;
-    lay_out(conn, &options.clock)
+    lay_out(conn, &options.clock, None, |_| Ok(Others::Nobody), || Ok(()))
 }
 
 /// Runs `step` until it is not busy, for at most `wait`.
@@ -265,21 +206,29 @@ fn set_wal(conn: &Connection, path: &Path) -> Result<()> {
     if found == "wal" { Ok(()) } else { Err(Error::NotWal { path: path.to_owned(), mode: found }) }
 }
 
-/// Which boot of the machine the store has seen last, and what follows from it for claims.
-#[derive(Debug, Clone)]
-pub(crate) struct Boot {
-    pub(crate) id: Arc<str>,
-    pub(crate) epoch: i64,
-    pub(crate) mark: i64,
-}
-
-/// One transaction: the schema, the boot, and one real write, so that a file that cannot be written is refused here.
-fn lay_out(conn: Connection, clock: &Clock) -> Result<Opened> {
+/// One transaction: the schema, the boot, and one real write, so that a file that cannot be written is refused here. Whoever has found
+/// out who `others` there are joins them before it ends.
+fn lay_out(
+    conn: Connection,
+    clock: &Clock,
+    identity: Option<Identity>,
+    others: impl Fn(&Connection) -> Result<Others>,
+    join: impl FnOnce() -> Result<()>,
+) -> Result<Opened> {
     conn.execute_batch("BEGIN IMMEDIATE")?;
     let laid_out = (|| {
         migrate(&conn)?;
-        let boot = note_boot(&conn, clock)?;
-        mend_waits(&conn, clock.now())?;
+        let copied = is_a_copy(&conn, identity)? && others(&conn)? != Others::Present;
+        if copied {
+            make_own(&conn)?;
+        }
+        let boot = Boot::note(&conn, clock, || others(&conn))?;
+        if let Some((device, inode)) = identity
+            && (copied || meta::get::<String>(&conn, "file")?.is_none())
+        {
+            meta::set(&conn, "file", format!("{device}:{inode}"))?;
+        }
+        join()?;
         meta::touch(&conn)?;
         let store_id = meta::need(&conn, "store_id")?;
         let owned = meta::get(&conn, "owned")?.unwrap_or(false);
@@ -289,7 +238,13 @@ fn lay_out(conn: Connection, clock: &Clock) -> Result<Opened> {
     if laid_out.is_err() && !conn.is_autocommit() {
         let _ = conn.execute_batch("ROLLBACK");
     }
-    laid_out.map(|(boot, store_id, owned)| Opened { conn, boot, store_id, owned, identity: None })
+    laid_out.map(|(boot, store_id, owned)| Opened { conn, boot, store_id, owned, identity: None, presence: None })
+}
+
+/// Whether this file was copied, or restored, since it was last open: it is another file than the one that it says it is.
+fn is_a_copy(conn: &Connection, identity: Option<Identity>) -> Result<bool> {
+    let Some((device, inode)) = identity else { return Ok(false) };
+    Ok(meta::get::<String>(conn, "file")?.is_some_and(|file| file != format!("{device}:{inode}")))
 }
 
 /// Brings the schema to this code's version, inside a transaction: two processes that open at once both succeed.
@@ -303,42 +258,6 @@ fn migrate(conn: &Connection) -> Result<()> {
     meta::set(conn, "store_id", random::name())?;
     meta::set(conn, "owned", owned)?;
     meta::set(conn, "touched", 0)
-}
-
-/// If the machine was restarted since the store was last written: a new epoch, and every claim of the boot before is void.
-/// The commit that stores it must be a durable one, and come before the first claim of the new boot.
-pub(crate) fn note_boot(conn: &Connection, clock: &Clock) -> Result<Boot> {
-    let id = clock.boot();
-    if meta::get::<String>(conn, "boot_id")?.as_deref() == Some(&*id) {
-        let mark = meta::get(conn, "boot_mark")?.unwrap_or(0);
-        return Ok(Boot { id, epoch: meta::need(conn, "epoch")?, mark });
-    }
-    let epoch = meta::get::<i64>(conn, "epoch")?.unwrap_or(0) + 1;
-    let mark = counters::last_id(conn)?;
-    meta::set(conn, "boot_id", &*id)?;
-    meta::set(conn, "epoch", epoch)?;
-    meta::set(conn, "boot_mark", mark)?;
-    meta::void_all_claims(conn)?;
-    gates::empty_all(conn, clock.now())?;
-    Ok(Boot { id, epoch, mark })
-}
-
-/// After the wall clock was set back: no wait is longer than it was meant to be.
-pub(crate) fn mend_waits(conn: &Connection, now: Now) -> Result<()> {
-    meta::restart_waits(conn, now.wall)
-}
-
-/// The device and inode that a path leads to. `fs::metadata` opens nothing, so it drops none of SQLite's locks.
-#[cfg(unix)]
-pub(crate) fn identity(path: &Path) -> Option<Identity> {
-    use std::os::unix::fs::MetadataExt;
-    std::fs::metadata(path).ok().map(|file| (file.dev(), file.ino()))
-}
-
-/// Not known here: on this platform an open file cannot be replaced.
-#[cfg(not(unix))]
-pub(crate) fn identity(_: &Path) -> Option<Identity> {
-    Some((0, 0))
 }
 
 /// The connections that read. They are made when they are needed, and kept.
@@ -381,6 +300,7 @@ pub(crate) fn data_version(conn: &Connection) -> Result<i64> {
 /// Opens a store for looking only: an existing file with a schema that this code knows.
 pub(crate) fn open_read_only(path: &Path, options: &Options) -> Result<Readers> {
     check_sqlite(options)?;
+    files::check(path)?;
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let conn = Connection::open_with_flags(path, flags).map_err(|error| cannot_open(path, &error))?;
     conn.busy_timeout(options.busy_wait)?;
@@ -404,13 +324,22 @@ pub(crate) fn open_read_only(path: &Path, options: &Options) -> Result<Readers> 
 
 /// Makes a copy a store of its own: a token that the original or another copy issues from now on must not be worth anything
 /// in it. So its epoch is not the next one, which the original may come to as well, but some later one.
-pub(crate) fn make_own(copy: &Path) -> Result<()> {
+fn make_own(conn: &Connection) -> Result<()> {
+    // A file that was just made has none yet.
+    if let Some(epoch) = meta::get::<i64>(conn, "epoch")? {
+        let later = i64::from(random::bits() as u32) + 2;
+        meta::set(conn, "epoch", epoch.saturating_add(later))?;
+        meta::set(conn, "store_id", random::name())?;
+    }
+    Ok(())
+}
+
+/// As the copy's first open would do; so that it is done also where that never comes.
+pub(crate) fn make_backup_own(copy: &Path) -> Result<()> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let conn = Connection::open_with_flags(copy, flags)?;
     conn.execute_batch("PRAGMA journal_mode = DELETE; PRAGMA synchronous = FULL; BEGIN IMMEDIATE")?;
-    let later = i64::from(random::bits() as u32) + 2;
-    meta::set(&conn, "epoch", meta::need::<i64>(&conn, "epoch")? + later)?;
-    meta::set(&conn, "store_id", random::name())?;
+    make_own(&conn)?;
     conn.execute_batch("COMMIT")?;
     Ok(())
 }

@@ -95,11 +95,31 @@ pub enum Error {
         /// What the system or SQLite said.
         detail: String,
     },
-    /// The file at the store's path was deleted or replaced while it was open. Open the store again.
-    #[error("{path} was deleted or replaced while it was open; nothing was stored; open the store again")]
+    /// The store's file, or its log beside it, was deleted, moved or replaced while it was open. Nothing is written any more by
+    /// this store. Drop every handle on it (end the process), see that the right file and its log lie at the path, and open it again.
+    #[error(
+        "{path} was deleted, moved or replaced while the store was open; nothing was stored, and nothing more is written; end \
+         this process, or drop every handle on the store, before the path is opened again"
+    )]
     FileReplaced {
-        /// The store's path.
+        /// What was replaced: the store's file, or its log.
         path: PathBuf,
+    },
+    /// This process is shown another clock than those who have the store open (a time namespace, and no `/proc` that would tell by how much
+    /// it differs), so that their leases cannot be read. Nothing was changed.
+    #[error(
+        "this process has another clock than {holder}, which has the store open, and cannot tell by how much it differs; \
+         mount /proc, or run both in one time namespace, or end the other first"
+    )]
+    AnotherClock {
+        /// Who has it open.
+        holder: String,
+    },
+    /// The store, worker or claim was inherited over a `fork`: it is the parent's. Open the store anew in this process.
+    #[error("this process was forked from process {parent}, which has opened the store; open it anew in this process")]
+    Forked {
+        /// The process that has opened it.
+        parent: u32,
     },
     /// What a payload is read from, or written to, has failed.
     #[error("{what} has failed: {source}")]

@@ -4,6 +4,7 @@
 
 mod backup;
 mod batch;
+mod boot;
 mod cancel;
 mod claim;
 mod clock;
@@ -11,6 +12,7 @@ mod clock;
 mod cron;
 mod db;
 mod error;
+mod files;
 mod follower;
 mod gate;
 mod liveness;
@@ -20,6 +22,7 @@ mod options;
 mod outcome;
 mod payload;
 mod pool;
+mod presence;
 mod prometheus;
 mod queue;
 mod random;

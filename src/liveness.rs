@@ -4,12 +4,9 @@
 //! process dies, also under `kill -9` and across containers; no process id is judged. Whoever can take a shared lock on
 //! that file knows that its owner is dead. (Shared, so that two who look at the same moment do not take each other for
 //! the owner.) The file's name is random and never used twice, so it is the very file that was locked, or none; a missing
-//! file proves nothing, and then the lease decides. Locks are taken and probed only inside a write transaction; a look alone
-//! ([`Liveness::life`]) does without one.
+//! file proves nothing, and then the lease decides. Nor does a name that relet does not give: it is never opened, whatever the
+//! table says. Locks are taken and probed only inside a write transaction; a look alone ([`Liveness::life`]) does without one.
 
-use std::fs::{File, OpenOptions, TryLockError};
-use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,7 +14,8 @@ use parking_lot::Mutex;
 
 use crate::clock::Stopwatch;
 use crate::error::{Error, Result};
-use crate::random;
+use crate::files::Folder;
+use crate::presence::{Lock, Probe, probe};
 use crate::sql::workers::{self, WorkerRow};
 use crate::sql::{Tx, meta};
 use crate::view::Life;
@@ -29,7 +27,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(25);
 #[derive(Debug)]
 pub(crate) struct Liveness {
     /// `None`: in memory, where a worker lives as long as its row.
-    folder: Option<PathBuf>,
+    folder: Option<Folder>,
     looked: Mutex<Option<Stopwatch>>,
     /// Starts that have ended but could not be struck off the store then. Their locks are held until that is done, or their
     /// end would be taken for a death.
@@ -43,39 +41,8 @@ struct Ended {
     lock: Lock,
 }
 
-/// What a worker holds while it lives.
-#[derive(Debug)]
-pub(crate) struct Lock {
-    path: PathBuf,
-    file: File,
-}
-
-impl Lock {
-    /// Commands that this process runs from now on inherit it.
-    pub(crate) fn share(&self) -> Result<()> {
-        #[cfg(unix)]
-        rustix::io::fcntl_setfd(&self.file, rustix::io::FdFlags::empty()).map_err(|error| Error::Open {
-            path: self.path.clone(),
-            detail: format!("the worker's lock cannot be shared with commands: {error}"),
-        })?;
-        Ok(())
-    }
-
-    /// Ends in good order: the file goes with the lock.
-    pub(crate) fn remove(self) {
-        let _ = std::fs::remove_file(&self.path);
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Probe {
-    Alive,
-    Dead,
-    Unknown,
-}
-
 impl Liveness {
-    pub(crate) fn new(folder: Option<PathBuf>) -> Liveness {
+    pub(crate) fn new(folder: Option<Folder>) -> Liveness {
         Liveness { folder, looked: Mutex::new(None), ended: Mutex::default() }
     }
 
@@ -119,18 +86,21 @@ impl Liveness {
         let probe = earlier.as_ref().map(|row| self.probe(row));
         if let Some(row) = earlier {
             if probe == Some(Probe::Alive) {
-                return Err(Error::LabelTaken { label: row.label, pid: row.pid, started_at: row.started_at });
+                return Err(Error::LabelTaken {
+                    label: row.label,
+                    pid: row.pid,
+                    started_at: tx.now.shown(row.started_at),
+                });
             }
             workers::strike(tx, label, row.incarnation)?;
         }
         if probe != Some(Probe::Unknown) {
             workers::void(tx, label)?;
         }
-        let lock = self.folder.as_deref().map(lock).transpose()?;
-        let name = lock.as_ref().and_then(|lock| lock.path.file_name()?.to_str().map(str::to_owned));
+        let lock = self.folder.as_ref().map(Lock::take).transpose()?;
         let incarnation = meta::get::<i64>(tx.conn, "incarnation")?.unwrap_or(0) + 1;
         meta::set(tx.conn, "incarnation", incarnation)?;
-        workers::register(tx, label, incarnation, name.as_deref())?;
+        workers::register(tx, label, incarnation, lock.as_ref().map(Lock::name))?;
         Ok((incarnation, lock))
     }
 
@@ -151,7 +121,7 @@ impl Liveness {
     fn probe(&self, row: &WorkerRow) -> Probe {
         match (&self.folder, &row.lock) {
             (None, _) => Probe::Alive,
-            (Some(folder), Some(name)) => probe(&folder.join(name)),
+            (Some(folder), Some(name)) => probe(folder, name),
             (Some(_), None) => Probe::Unknown,
         }
     }
@@ -167,57 +137,16 @@ impl Liveness {
         }
     }
 
-    /// Removes the files of owners that were buried before, so that they do not pile up.
+    /// Removes the files of owners that were buried before, so that they do not pile up: of the names that relet gives, what nobody holds.
     fn sweep(&self, tx: &Tx<'_>) -> Result<()> {
-        let Some(files) = self.folder.as_deref().and_then(|folder| std::fs::read_dir(folder).ok()) else {
-            return Ok(());
-        };
+        let Some(folder) = &self.folder else { return Ok(()) };
         let registered = workers::all(tx.conn)?;
-        for file in files.flatten() {
-            let known = registered.iter().any(|row| row.lock.as_deref().map(AsRef::as_ref) == Some(&*file.file_name()));
-            if !known && probe(&file.path()) == Probe::Dead {
-                let _ = std::fs::remove_file(file.path());
+        for name in folder.names() {
+            let known = registered.iter().any(|row| row.lock.as_deref() == Some(&*name));
+            if !known && probe(folder, &name) == Probe::Dead {
+                folder.remove(&name);
             }
         }
         Ok(())
-    }
-}
-
-fn lock(folder: &Path) -> Result<Lock> {
-    let path = folder.join(format!("{}.lock", random::name()));
-    let taken = (|| {
-        let mut options = OpenOptions::new();
-        options.write(true).create_new(true);
-        #[cfg(unix)]
-        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o644); // it is empty, and other users must see that it is held
-        std::fs::create_dir_all(folder)?;
-        let file = options.open(&path)?;
-        file.try_lock()?;
-        Ok::<_, std::io::Error>(file)
-    })();
-    match taken {
-        Ok(file) => Ok(Lock { path, file }),
-        Err(error) => Err(Error::Open {
-            path,
-            detail: format!(
-                "the worker's lock cannot be taken: {error}; {} must be a folder that can be written: move away what else \
-                 lies there, or allow writing",
-                folder.display()
-            ),
-        }),
-    }
-}
-
-fn probe(path: &Path) -> Probe {
-    let file = match File::open(path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Probe::Unknown,
-        // It is there, and belongs to somebody whose files we may not open: he may well live.
-        Err(_) => return Probe::Alive,
-    };
-    match file.try_lock_shared() {
-        Ok(()) => Probe::Dead,
-        Err(TryLockError::WouldBlock) => Probe::Alive,
-        Err(TryLockError::Error(_)) => Probe::Unknown,
     }
 }

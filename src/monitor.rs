@@ -267,9 +267,9 @@ impl Monitor {
     /// # Ok::<(), relet::Error>(())
     /// ```
     pub fn look(&mut self, store: &Store) -> Vec<Event> {
-        let now = store.options_used().clock.now();
+        let now = store.now();
         let slept = self.last.replace(now).is_some_and(|last| {
-            now.wall.saturating_sub(last.wall).saturating_sub(now.awake.saturating_sub(last.awake)) >= SLEPT_MS
+            now.time.saturating_sub(last.time).saturating_sub(now.awake.saturating_sub(last.awake)) >= SLEPT_MS
         });
         let (found, whole) = match self.examine(store, now) {
             Ok(found) => (found, true),
@@ -334,7 +334,7 @@ impl Monitor {
         };
         let thread = std::thread::Builder::new().name("relet-monitor".into()).spawn(look_on);
         let thread = thread.map_err(|error| Error::Thread { detail: error.to_string() })?;
-        Ok(RunningMonitor { stop, thread: Some(thread) })
+        Ok(RunningMonitor { stop, thread: Some(thread), pid: std::process::id() })
     }
 
     /// What is wrong now, each queue's and the store's.
@@ -422,6 +422,8 @@ fn lasted(since: &mut i64, now: Now) -> Duration {
 pub struct RunningMonitor {
     stop: Arc<Stop>,
     thread: Option<JoinHandle<()>>,
+    /// The process that has started it.
+    pid: u32,
 }
 
 #[derive(Debug, Default)]
@@ -432,6 +434,10 @@ struct Stop {
 
 impl Drop for RunningMonitor {
     fn drop(&mut self) {
+        if self.pid != std::process::id() {
+            std::mem::forget(self.thread.take()); // Forked: the thread is the parent's.
+            return;
+        }
         *self.stop.stopped.lock() = true;
         self.stop.bell.notify_all();
         if let Some(thread) = self.thread.take()

@@ -437,6 +437,11 @@ impl Pool {
         }
     }
 
+    /// Whether it was inherited over a fork: its threads are the parent's.
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.worker.store().check_process().is_err()
+    }
+
     /// Begins nothing new, and tells those who are at work.
     pub(crate) fn begin_stop(&self, error: Option<&Error>) {
         let mut state = self.state.lock();

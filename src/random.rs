@@ -1,13 +1,13 @@
 //! Names that nobody else has, wherever and whenever they are made.
 
-use std::collections::hash_map::RandomState;
-use std::hash::{BuildHasher, Hasher};
-
-/// 64 bits from the system's randomness, by way of the standard library's hash keys. (The generator that makes the jitter is
-/// seeded by the time and the thread, which two machines or processes may share.)
+/// 64 bits from the system's randomness. (A generator in the process would give a child that was forked the same as its parent; and
+/// one that is seeded by the time and the thread, two machines.)
 pub(crate) fn bits() -> u64 {
-    RandomState::new().build_hasher().finish()
+    getrandom::u64().unwrap_or_else(|_| fastrand::u64(..))
 }
+
+/// Digits of a [`name`].
+pub(crate) const NAME_LENGTH: usize = 32;
 
 /// 32 hexadecimal digits.
 pub(crate) fn name() -> String {
@@ -22,6 +22,6 @@ mod tests {
     fn no_two_names_are_alike() {
         let names: std::collections::HashSet<String> = (0..1000).map(|_| name()).collect();
         assert_eq!(names.len(), 1000);
-        assert!(names.iter().all(|name| name.len() == 32));
+        assert!(names.iter().all(|name| name.len() == NAME_LENGTH));
     }
 }

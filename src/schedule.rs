@@ -295,7 +295,7 @@ impl Schedule {
         message.check(self.store.options_used().payload_max)?;
         let timing = when.timing()?;
         // Before the lock is taken: a pattern may be searched for long.
-        let now = self.store.options_used().clock.now().wall;
+        let now = self.store.options_used().clock.read().wall;
         let first = Place { next_at: timing.after(now)?, set_at: now, last_at: None, missed: None };
         let (every_ms, cron, time_zone) = match when {
             When::Every(span) => (Some(millis(span)), None, None),

@@ -14,10 +14,13 @@ use parking_lot::Mutex;
 use rusqlite::{Connection, ErrorCode};
 
 use crate::batch::{Job, Need, Task, leave_out_enqueues};
+use crate::boot::Boot;
 use crate::clock::Stopwatch;
-use crate::db::{self, Boot, Identity, Opened, PAUSE_MAX, Patience};
+use crate::db::{self, Opened, PAUSE_MAX, Patience};
 use crate::error::{Error, Result};
+use crate::files::{self, Identity};
 use crate::options::{Durability, Options};
+use crate::presence::{Others, Presence};
 use crate::reserve::Reserve;
 use crate::sql::{Defaults, Tx, meta, prune};
 
@@ -36,6 +39,8 @@ const CHECKPOINT_PAGES: i64 = 1000;
 const CONTENDED_FOR: Duration = Duration::from_millis(100);
 /// Between two rounds of pruning and shrinking.
 const MAINTAIN_EVERY: Duration = Duration::from_secs(1);
+/// Between two notes of where the clocks are.
+const SEE_EVERY: Duration = Duration::from_secs(60);
 /// Free pages that one round gives back to the file system at most: 1 MiB at the usual page size.
 const SHRINK_STEP: u32 = 256;
 
@@ -47,18 +52,54 @@ pub(crate) struct Seat {
     /// What `PRAGMA synchronous` is set to.
     sync: Option<Sync>,
     boot: Boot,
-    /// The largest wall time seen: a smaller one means that the clock was set back.
-    wall_seen: i64,
-    identity: Option<Identity>,
+    /// What [`db::data_version`] said when `boot` was read: another number means that another process has written since.
+    version: i64,
+    files: Files,
     /// The disk has failed to make a commit durable: nothing is acknowledged until a checkpoint has made the file whole.
     suspect: bool,
     contended: Option<Stopwatch>,
     next_checkpoint: i64,
     maintained: Stopwatch,
+    seen: Stopwatch,
     owned: bool,
     reserve: Reserve,
     /// What the last checkpoint failed with. Others look at it without waiting for a leader.
     checkpoint_error: Arc<Mutex<Option<String>>>,
+    /// Tells others that somebody is there.
+    presence: Option<Presence>,
+}
+
+/// The files that the connection has open, and whether they are still what their paths lead to. One that was deleted or replaced
+/// would go on taking commits, and they would be gone.
+struct Files {
+    file: Option<(PathBuf, Identity)>,
+    /// The log and its index, known from the first commit on.
+    beside: [Option<(PathBuf, Identity)>; 2],
+}
+
+impl Files {
+    fn new(path: Option<&PathBuf>, identity: Option<Identity>) -> Files {
+        Files { file: path.cloned().zip(identity), beside: [None, None] }
+    }
+
+    /// Remembers the log and its index, which SQLite keeps open until the last connection of all processes is closed.
+    fn know_the_log(&mut self) {
+        if let Some((path, _)) = &self.file {
+            self.beside = ["-wal", "-shm"].map(|suffix| {
+                let path = files::beside(path, suffix);
+                files::identity(&path).map(|identity| (path, identity))
+            });
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        for (path, identity) in self.file.iter().chain(self.beside.iter().flatten()) {
+            if files::identity(path) != Some(*identity) {
+                return Err(Error::FileReplaced { path: path.clone() });
+            }
+        }
+        Ok(())
+    }
 }
 
 /// How far a batch that was committed has come.
@@ -94,9 +135,10 @@ impl Seat {
         path: Option<PathBuf>,
         checkpoint_error: Arc<Mutex<Option<String>>>,
     ) -> Seat {
-        let Opened { conn, boot, owned, identity, .. } = opened;
+        let Opened { conn, boot, owned, identity, presence, .. } = opened;
+        let files = Files::new(path.as_ref(), identity);
         let reserve = match &path {
-            Some(path) => Reserve::new(db::beside(path, "-relet-reserve"), options.reserve),
+            Some(path) => Reserve::new(files::beside(path, "-relet-reserve"), options.reserve),
             None => Reserve::new(PathBuf::new(), 0),
         };
         let mut seat = Seat {
@@ -105,17 +147,20 @@ impl Seat {
             path,
             sync: None,
             boot,
-            wall_seen: 0,
-            identity,
+            version: 0,
+            files,
             suspect: false,
             contended: None,
             next_checkpoint: CHECKPOINT_PAGES,
             maintained: Stopwatch::start(),
+            seen: Stopwatch::start(),
             owned,
             reserve,
             checkpoint_error,
+            presence,
         };
         seat.adopt();
+        seat.files.know_the_log();
         seat.reserve.keep();
         seat
     }
@@ -194,7 +239,8 @@ impl Seat {
         if self.suspect {
             self.make_whole()?;
         }
-        let rebooted = self.options.clock.boot() != self.boot.id;
+        let clock = &self.options.clock;
+        let rebooted = clock.knows_its_boots() && clock.boot() != self.boot.id;
         let to_disk = to_disk || jobs.iter().any(|job| job.needs_disk() && !job.is_left_out());
         let sync = if self.is_full() && to_disk || rebooted { Sync::Durable } else { Sync::Free };
         self.set_sync(sync)?;
@@ -221,12 +267,16 @@ impl Seat {
 
     fn fill_and_commit(&mut self, sync: Sync, rebooted: bool, jobs: &mut [&mut dyn Job]) -> Result<Try> {
         // Read under the lock, so that time never runs back from one transaction to the next, in whatever process.
-        let now = self.options.clock.now();
-        let boot = if rebooted { db::note_boot(&self.conn, &self.options.clock)? } else { self.boot.clone() };
-        if now.wall < self.wall_seen {
-            db::mend_waits(&self.conn, now)?;
-        }
+        let reading = self.options.clock.read();
+        let boot = if rebooted {
+            Boot::note(&self.conn, &self.options.clock, || Ok(Others::Nobody))?
+        } else {
+            self.boot_now()?
+        };
         let all_before = self.conn.total_changes();
+        // Somebody has set the wall clock: that is noted at once, so that it is known in the next boot.
+        let boot = if boot.timeline.follow(reading) == boot.timeline { boot } else { boot.see(&self.conn, reading)? };
+        let now = boot.timeline.now(reading);
         let mut tx = Tx::new(&self.conn, now, Defaults::from(&self.options), boot.epoch, boot.mark);
         for job in jobs.iter_mut().filter(|job| !job.is_left_out()) {
             let before = self.conn.total_changes();
@@ -251,7 +301,6 @@ impl Seat {
         self.check_file()?;
         self.commit()?;
         self.boot = boot;
-        self.wall_seen = now.wall;
         if durable_late {
             self.make_durable()?;
         }
@@ -267,12 +316,21 @@ impl Seat {
         self.options.durability == Durability::Full && self.path.is_some()
     }
 
-    /// A file that was deleted or replaced would go on taking commits, and they would be gone.
-    fn check_file(&self) -> Result<()> {
-        match &self.path {
-            Some(path) if db::identity(path) != self.identity => Err(Error::FileReplaced { path: path.clone() }),
-            _ => Ok(()),
+    /// The boot, as the file has it: another process may have found that the machine was restarted.
+    fn boot_now(&mut self) -> Result<Boot> {
+        let version = if self.path.is_some() { db::data_version(&self.conn)? } else { self.version };
+        if version == self.version {
+            return Ok(self.boot.clone());
         }
+        let boot =
+            Boot::load(&self.conn)?.ok_or_else(|| Error::Corrupt { detail: "relet_meta has no \"epoch\"".into() })?;
+        self.version = version;
+        Ok(boot)
+    }
+
+    /// Where the path leads elsewhere nothing is written any more.
+    fn check_file(&self) -> Result<()> {
+        self.files.check()
     }
 
     fn commit(&mut self) -> Result<()> {
@@ -311,8 +369,10 @@ impl Seat {
     fn make_whole(&mut self) -> Result<()> {
         if let Some(path) = &self.path {
             db::checkpoint_on_close(&self.conn, false)?;
+            self.check_file()?;
             self.conn = db::connect(path, &self.options)?;
             self.adopt();
+            self.version = 0;
             self.set_sync(Sync::Durable)?;
             let conn = &self.conn;
             db::patiently(self.options.busy_wait, || match checkpoint(conn, "TRUNCATE")? {
@@ -320,6 +380,7 @@ impl Seat {
                 _ => Err(Error::Busy { waited: Duration::ZERO }),
             })?;
             db::checkpoint_on_close(&self.conn, self.options.checkpoints)?;
+            self.files.know_the_log();
         }
         self.suspect = false;
         Ok(())
@@ -346,14 +407,26 @@ impl Seat {
         } else if self.options.checkpoints && pages >= self.next_checkpoint {
             // A reader may keep the log from being begun again: then the next try is after as many pages more.
             self.next_checkpoint = pages + CHECKPOINT_PAGES;
-            self.note(checkpoint(&self.conn, "PASSIVE"));
+            self.note(self.check_file().and_then(|()| checkpoint(&self.conn, "PASSIVE")));
         }
         if self.maintained.elapsed() >= MAINTAIN_EVERY {
             self.maintained = Stopwatch::start();
             self.reserve.keep();
             let _ = self.attempt(Duration::ZERO, &mut [&mut Task::new(Need::Claim, prune::step)], false);
             let _ = self.shrink();
+            self.see();
         }
+    }
+
+    /// Notes where the clocks are, now and then: after a power cut the store's time goes on from there.
+    fn see(&mut self) {
+        if self.seen.elapsed() < SEE_EVERY {
+            return;
+        }
+        self.seen = Stopwatch::start();
+        let (boot, reading) = (self.boot.clone(), self.options.clock.read());
+        let mut task = Task::new(Need::Claim, move |tx: &mut Tx<'_>| boot.clone().see(tx.conn, reading).map(drop));
+        let _ = self.attempt(Duration::ZERO, &mut [&mut task], false);
     }
 
     /// Ends a transaction that was not committed, if there is one.
@@ -376,11 +449,26 @@ impl Seat {
 
     /// Gives a step of free pages back to the file system; only where relet made the file. Returns whether there may be more.
     pub(crate) fn shrink(&self) -> Result<bool> {
+        self.check_file()?;
         Ok(self.path.is_some() && self.owned && shrink(&self.conn, SHRINK_STEP)?)
     }
 
     /// The last handle is gone: the log goes into the file, so that the file alone is whole.
     pub(crate) fn close(&mut self) {
+        self.put_away();
+        if let Some(presence) = self.presence.take() {
+            presence.leave();
+        }
+    }
+
+    fn put_away(&mut self) {
+        if self.check_file().is_err() {
+            let _ = db::checkpoint_on_close(&self.conn, false);
+            return;
+        }
+        if self.path.is_some() && !self.suspect {
+            self.see();
+        }
         if self.path.is_some() && self.options.checkpoints && !self.suspect {
             let _ = checkpoint(&self.conn, "TRUNCATE");
         }

@@ -7,13 +7,16 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use rusqlite::{Connection, MAIN_DB, TransactionState};
 
-use crate::clock::{Now, millis};
-use crate::db::{self, Identity, Readers};
+use crate::boot::Boot;
+use crate::clock::{Now, Timeline, millis};
+use crate::db::{self, Readers};
 use crate::error::{Error, Result};
+use crate::files::{self, Folder, Identity};
 use crate::follower::Slot;
 use crate::liveness::Liveness;
 use crate::message::{MessageId, check_name};
 use crate::options::{Options, check_lease};
+use crate::presence::{self, Others};
 use crate::queue::Queue;
 use crate::random;
 use crate::receipt::Receipt;
@@ -68,6 +71,17 @@ struct Inner {
     liveness: Arc<Liveness>,
     waker: Arc<Waker>,
     risk: Arc<Mutex<()>>,
+    /// The process that has opened it.
+    pid: u32,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if self.check_process().is_err() {
+            // Closing would write to the parent's file, and let go of what it holds there.
+            std::mem::forget((self.readers.take(), self.writer.take()));
+        }
+    }
 }
 
 impl std::fmt::Debug for Store {
@@ -97,13 +111,13 @@ impl Options {
     /// [`Error::Busy`] where another process kept the file locked for the whole busy wait.
     pub fn open(self, path: impl AsRef<Path>) -> Result<Store> {
         self.check()?;
-        let path = db::resolve(path.as_ref())?;
+        let path = files::resolve(path.as_ref())?;
         let opened = db::open(&path, &self)?;
         let (store_id, identity) = (opened.store_id.clone(), opened.identity);
         let readers = db::readers(&path, &self)?;
         let waker = Arc::new(Waker::default());
         let writer = Writer::new(opened, self.clone(), Some(path.clone()), waker.clone());
-        let liveness = Arc::new(Liveness::new(Some(db::beside(&path, "-relet-workers"))));
+        let liveness = Arc::new(Liveness::new(Some(Folder::new(&path))));
         let inner = Inner {
             readers: Some(readers),
             writer: Some(writer),
@@ -114,6 +128,7 @@ impl Options {
             liveness,
             waker,
             risk: Arc::default(),
+            pid: std::process::id(),
         };
         Ok(Store { inner: Arc::new(inner) })
     }
@@ -139,6 +154,7 @@ impl Options {
             liveness,
             waker,
             risk: Arc::default(),
+            pid: std::process::id(),
         };
         Ok(Store { inner: Arc::new(inner) })
     }
@@ -149,10 +165,10 @@ impl Options {
     /// As [`Options::open`]; [`Error::Open`] where there is no store.
     pub fn open_read_only(self, path: impl AsRef<Path>) -> Result<Store> {
         self.check()?;
-        let path = db::resolve(path.as_ref())?;
+        let path = files::resolve(path.as_ref())?;
         let readers = db::open_read_only(&path, &self)?;
-        let identity = db::identity(&path);
-        let liveness = Arc::new(Liveness::new(Some(db::beside(&path, "-relet-workers"))));
+        let identity = files::identity(&path);
+        let liveness = Arc::new(Liveness::new(Some(Folder::new(&path))));
         let mut inner = Inner {
             readers: Some(readers),
             writer: None,
@@ -163,6 +179,7 @@ impl Options {
             liveness,
             waker: Arc::default(),
             risk: Arc::default(),
+            pid: std::process::id(),
         };
         inner.store_id = inner.read(|conn, _| meta::need(conn, "store_id"))?;
         Ok(Store { inner: Arc::new(inner) })
@@ -377,7 +394,7 @@ impl Store {
     pub fn redrive_all(&self, queue: Option<&str>) -> Result<Redriven> {
         let mut all = Redriven::default();
         let mut after = (0, 0);
-        let until = self.inner.options.clock.now().wall;
+        let until = self.read(|_, now| Ok(now.time))?;
         loop {
             let queue = queue.map(str::to_owned);
             let step = self.write(Need::Settle, move |tx| {
@@ -475,7 +492,7 @@ impl Store {
         Ok(Stats {
             queues,
             file_bytes: path.map_or(0, size),
-            wal_bytes: path.map_or(0, |path| size(&db::beside(path, "-wal"))),
+            wal_bytes: path.map_or(0, |path| size(&files::beside(path, "-wal"))),
             checkpoint_error: self.inner.writer.as_ref().and_then(Writer::checkpoint_error),
         })
     }
@@ -511,7 +528,7 @@ impl Store {
     /// # Errors
     /// As [`Store::stats`].
     pub fn retry_queue(&self, queue: Option<&str>, limit: usize) -> Result<Vec<Retrying>> {
-        self.read(|conn, _| sql::look::retry_queue(conn, queue, limit.min(PAGE_MAX)))
+        self.read(|conn, now| sql::look::retry_queue(conn, queue, limit.min(PAGE_MAX), now))
     }
 
     /// What has sat in `processing` for this long and more although nobody holds it with a lease that runs. Changes nothing.
@@ -588,7 +605,13 @@ impl Store {
         self.writer().map(|_| self.path())
     }
 
+    /// Refuses what was inherited over a fork, before any lock is touched that another thread of the parent may have held then.
+    pub(crate) fn check_process(&self) -> Result<()> {
+        self.inner.check_process()
+    }
+
     fn writer(&self) -> Result<&Writer> {
+        self.check_process()?;
         self.inner.writer.as_ref().ok_or_else(|| Error::ReadOnly {
             path: self.inner.path.clone().unwrap_or_default(),
             detail: "it was opened for looking only".into(),
@@ -614,6 +637,7 @@ impl Store {
 
     /// Waits for what was deferred.
     pub(crate) fn wait<T>(&self, slot: &Slot<T>) -> Result<T> {
+        self.check_process()?;
         match &self.inner.writer {
             Some(writer) => writer.wait(slot),
             None => slot.outcome(),
@@ -635,6 +659,13 @@ impl Store {
         self.inner.read(look)
     }
 
+    /// The store's time; where that cannot be read, what the wall clock says.
+    pub(crate) fn now(&self) -> Now {
+        let reading = self.inner.options.clock.read();
+        let now = self.read(|_, now| Ok(now)).unwrap_or_else(|_| Timeline::begin(reading, 0, 0).now(reading));
+        Now { awake: reading.awake, ..now }
+    }
+
     /// A look outside of a transaction.
     fn read_plain<T>(&self, look: impl FnOnce(&Connection) -> Result<T>) -> Result<T> {
         self.inner.with_reader(look)
@@ -647,6 +678,11 @@ impl Store {
             return Err(Error::NotImmediate);
         }
         let wrong = || Error::WrongFile { path: self.inner.path.clone().unwrap_or_default() };
+        // A file that was copied says that it is this store.
+        let same = |path| files::identity(Path::new(path)) == self.inner.identity;
+        if self.inner.path.is_some() && !conn.path().is_some_and(same) {
+            return Err(wrong());
+        }
         if !meta::exists(conn)? || meta::get::<String>(conn, "store_id")?.as_deref() != Some(&*self.inner.store_id) {
             return Err(wrong());
         }
@@ -654,8 +690,8 @@ impl Store {
             return Err(Error::NotImmediate);
         }
         let options = &self.inner.options;
-        let epoch = meta::need(conn, "epoch")?;
-        let tx = Tx::new(conn, options.clock.now(), Defaults::from(options), epoch, 0);
+        let boot = Boot::load(conn)?.ok_or_else(wrong)?;
+        let tx = Tx::new(conn, boot.timeline.now(options.clock.read()), Defaults::from(options), boot.epoch, 0);
         tx.nested(op)
     }
 }
@@ -664,22 +700,43 @@ impl Inner {
     pub(crate) fn read<T>(&self, look: impl FnOnce(&Connection, Now) -> Result<T>) -> Result<T> {
         self.with_reader(|conn| {
             let transaction = conn.unchecked_transaction()?;
-            let mut now = self.options.clock.now();
-            // Nothing has been written since the machine was restarted: every lease in the file has run out.
-            if meta::get::<String>(&transaction, "boot_id")?.as_deref() != Some(&*self.options.clock.boot()) {
-                now.awake = i64::MAX;
-            }
+            let boot = Boot::load(&transaction)?
+                .ok_or_else(|| Error::Corrupt { detail: "relet_meta has no \"epoch\"".into() })?;
+            let now = boot.look(&self.options.clock, || self.others(&transaction))?;
             let value = look(&transaction, now)?;
             transaction.commit()?;
             Ok(value)
         })
     }
 
+    /// Who has the store open, for a look.
+    fn others(&self, conn: &Connection) -> Result<Others> {
+        match &self.path {
+            Some(path) if self.writer.is_none() => {
+                let folder = Folder::new(path);
+                Ok(match presence::look(&folder) {
+                    Others::Nobody if presence::any_alive(&folder, &sql::workers::all(conn)?) => Others::Present,
+                    others => others,
+                })
+            }
+            _ => Ok(Others::Present), // this one does
+        }
+    }
+
+    /// A child that was forked has a copy of everything, and the parent goes on with the same file and the same locks.
+    fn check_process(&self) -> Result<()> {
+        match self.pid == std::process::id() {
+            true => Ok(()),
+            false => Err(Error::Forked { parent: self.pid }),
+        }
+    }
+
     fn with_reader<T>(&self, look: impl FnOnce(&Connection) -> Result<T>) -> Result<T> {
+        self.check_process()?;
         match (&self.readers, &self.writer) {
             (Some(readers), _) => {
                 if let Some(path) = &self.path
-                    && db::identity(path) != self.identity
+                    && files::identity(path) != self.identity
                 {
                     return Err(Error::FileReplaced { path: path.clone() });
                 }

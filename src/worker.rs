@@ -7,9 +7,9 @@ use std::time::Duration;
 use crate::claim::{Claim, Verdict};
 use crate::clock::Stopwatch;
 use crate::error::Result;
-use crate::liveness::Lock;
 use crate::message::{MessageId, check_name};
 use crate::options::check_lease;
+use crate::presence::Lock;
 use crate::receipt::Receipt;
 use crate::sql;
 use crate::sql::claim::{ById, Next, Routes, Taken, Who};
@@ -66,7 +66,8 @@ pub(crate) struct Step {
 impl Drop for Start {
     fn drop(&mut self) {
         let (label, incarnation) = (self.label.clone(), self.incarnation);
-        if incarnation == 0 {
+        // In a forked child this is the parent's start.
+        if incarnation == 0 || self.store.check_process().is_err() {
             return;
         }
         let struck = label.clone();
@@ -203,6 +204,7 @@ impl Worker {
     /// # Errors
     /// As [`Worker::claim`].
     pub fn claim_wait(&self, queue: &str, limit: Duration) -> Result<Option<Claim>> {
+        self.start.store.check_process()?;
         let watch = Stopwatch::start();
         // Only the first look is eager: a hundred workers that wait are not to look for each other's death all the time.
         let mut eager = true;
@@ -252,7 +254,10 @@ impl Worker {
         let liveness = self.start.store.liveness().clone();
         let (verdict, queue) = self.start.store.write(Need::Claim, move |tx| {
             liveness.bury_dead(tx)?;
-            let verdict = sql::claim::claim_id(tx, id.get(), &who)?;
+            let verdict = match sql::claim::claim_id(tx, id.get(), &who)? {
+                ById::Not(obstacle) => ById::Not(obstacle.shown(tx.now)),
+                verdict => verdict,
+            };
             let queue = match &verdict {
                 ById::Taken(taken) => sql::queues::name_of(tx.conn, taken.record.queue)?,
                 _ => String::new(),
@@ -346,15 +351,15 @@ impl Store {
         let before = self.read(|conn, _| sql::workers::all(conn))?;
         let lives: HashMap<i64, Life> = before.iter().map(|row| (row.incarnation, self.liveness().life(row))).collect();
         // Whoever ends in good order lets go of its lock once its row is gone: dead is only whose row is still there.
-        let (rows, holdings) =
-            self.read(|conn, now| Ok((sql::workers::all(conn)?, sql::workers::holdings(conn, now)?)))?;
+        let (rows, holdings, now) =
+            self.read(|conn, now| Ok((sql::workers::all(conn)?, sql::workers::holdings(conn, now)?, now)))?;
         let mut workers: Vec<_> = rows
             .into_iter()
             .map(|row| WorkerView {
                 label: row.label,
                 life: lives.get(&row.incarnation).copied().unwrap_or(Life::Alive), // it was started since
                 pid: Some(row.pid),
-                started_at: Some(row.started_at),
+                started_at: Some(now.shown(row.started_at)),
                 held: 0,
                 deferred: 0,
             })

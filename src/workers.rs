@@ -109,7 +109,7 @@ impl Workers {
     /// Waits until they have ended by themselves (drained, or by an error that does not pass), for at most `limit`. Returns
     /// whether they have.
     pub fn wait(&self, limit: Duration) -> bool {
-        self.pool.wait_until_ended(limit)
+        self.pool.is_inherited() || self.pool.wait_until_ended(limit)
     }
 
     /// Stops: no new message is begun; handlers that run are told ([`CancelReason::Stopping`]) and have until `deadline` from
@@ -118,6 +118,9 @@ impl Workers {
     /// What has returned by then is settled before this returns, so that the process may end: that takes as long as the store
     /// makes it wait, at most the busy wait.
     pub fn stop(self, deadline: Duration) -> Stopped {
+        if let Err(error) = self.pool.worker().store().check_process() {
+            return Stopped { error: Some(error), ..Stopped::default() };
+        }
         self.pool.begin_stop(None);
         self.pool.wait_until_ended(deadline);
         let interrupted = self.pool.interrupt();
@@ -135,6 +138,10 @@ impl Workers {
 
 impl Drop for Workers {
     fn drop(&mut self) {
+        if self.pool.is_inherited() {
+            std::mem::forget(std::mem::take(&mut self.threads)); // They are the parent's.
+            return;
+        }
         self.pool.begin_stop(None);
         // Where all have ended they are waited for to the last, so that the label is free again.
         if self.pool.wait_until_ended(Duration::ZERO) {

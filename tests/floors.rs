@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 /// The floors, from below. A file may name those below it, and its neighbours.
 const FLOORS: [&[&str]; 7] = [
     &["error", "message", "receipt", "state", "retry", "clock", "options", "view", "random", "cancel", "cron"],
-    &["db", "sql", "reserve", "spool"],
+    &["db", "boot", "files", "presence", "sql", "reserve", "spool"],
     &["waker", "batch", "follower", "seat", "writer", "liveness"],
     &[
         "store",

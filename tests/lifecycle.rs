@@ -821,7 +821,7 @@ fn a_reboot_voids_every_claim_and_touches_nothing_else() {
 }
 
 #[test]
-fn a_clock_that_was_set_back_restarts_only_the_waits_that_it_had_set() {
+fn a_clock_that_is_set_changes_no_message() {
     let zoo = Zoo::new(90 * DAY);
     let Zoo { store, clock, worker, .. } = &zoo;
     let enqueue = |message: Message| store.queue("q").enqueue(message.priority(9)).unwrap().id();
@@ -834,7 +834,7 @@ fn a_clock_that_was_set_back_restarts_only_the_waits_that_it_had_set() {
     let instant = std::time::UNIX_EPOCH + Duration::from_millis(clock.wall_ms() as u64) + HOUR;
     enqueue(Message::new("an instant is an instant").at(instant));
     clock.set_wall_by(-(DAY.as_millis() as i64));
-    zoo.changes("clock set back", &[id, delayed, failed], || assert_eq!(store.prune().unwrap(), 0));
+    zoo.changes("clock set back", &[], || assert_eq!(store.prune().unwrap(), 0));
     for (id, after) in [(id, HOUR), (delayed, HOUR), (failed, 30 * DAY)] {
         assert_eq!(row(store, id).due_at, Some(clock.wall_ms() + after.as_millis() as i64));
     }

@@ -61,7 +61,10 @@ struct Model {
     rows: BTreeMap<i64, Row>,
     gates: [Gate; 2],
     paused_until: [i64; 2],
-    wall: i64,
+    /// The store's, which goes on whatever is done to the wall clock.
+    time: i64,
+    /// By how much the wall clock was set since.
+    jumped: i64,
     awake: i64,
     epoch: i64,
     /// The present incarnation of each label; odd and even mean nothing, only equality does.
@@ -108,7 +111,7 @@ impl Model {
         let Gate { closed_until, window, slots } = self.gates[gate];
         let held = self.rows.values().filter(|row| row.gate == Some(gate) && row.lease_until > Some(self.awake));
         let since = held.clone().filter(|row| row.claimed_at >= closed_until);
-        closed_until <= self.wall
+        closed_until <= self.time
             && slots.is_none_or(|slots| held.count() < slots)
             && window.is_none_or(|window| since.count() < window)
     }
@@ -125,7 +128,7 @@ impl Model {
         let row = &self.rows[&id];
         if how == How::Resumed && row.lease_until.is_some() {
             say
-        } else if self.paused_until[row.queue] > self.wall {
+        } else if self.paused_until[row.queue] > self.time {
             Say::Paused
         } else if row.gate.is_some_and(|gate| !self.passes(gate)) {
             Say::Gate
@@ -139,7 +142,7 @@ impl Model {
         if !row.status.is_live() {
             return Say::Finished(row.status);
         }
-        let waits = row.due.is_some_and(|due| due > self.wall);
+        let waits = row.due.is_some_and(|due| due > self.time);
         if row.status != Status::Processing {
             return match self.turn(row) {
                 Some(turn) if turn != id => Say::Group(turn),
@@ -157,7 +160,7 @@ impl Model {
             None if waits => Say::Deferred,
             None if same => Say::Take(How::Resumed),
             None if mine => Say::Take(How::Recovered),
-            None if row.kept <= self.wall => Say::Take(How::Claimed),
+            None if row.kept <= self.time => Say::Take(How::Claimed),
             None => Say::Deferred,
         }
     }
@@ -201,7 +204,7 @@ impl Model {
 
     fn expired(&self, id: i64) -> bool {
         let row = &self.rows[&id];
-        row.status != Status::Processing && row.expires.is_some_and(|at| at <= self.wall)
+        row.status != Status::Processing && row.expires.is_some_and(|at| at <= self.time)
     }
 
     /// Hands out; `false` where it died instead.
@@ -209,13 +212,13 @@ impl Model {
         if how == How::Recovered && self.rows[&id].lease_until.is_some() && self.crash(id) {
             return false;
         }
-        let (awake, wall, epoch, incarnation) = (self.awake, self.wall, self.epoch, self.incarnations[label]);
+        let (awake, time, epoch, incarnation) = (self.awake, self.time, self.epoch, self.incarnations[label]);
         let row = self.rows.get_mut(&id).unwrap();
         row.status = Status::Processing;
         row.worker = Some(label);
         row.incarnation = incarnation;
         row.lease_until = Some(awake + LEASE);
-        row.claimed_at = wall;
+        row.claimed_at = time;
         row.due = None;
         row.token += 1;
         row.epoch = epoch;
@@ -250,7 +253,7 @@ impl Model {
     /// Whether a message is its worker's before all that is ready. What a gate has put off is not: it has its place in the
     /// gate's line.
     fn comes_first(&self, id: i64, row: &Row, label: usize) -> bool {
-        let put_off = row.gate.is_some() && row.lease_until.is_none() && row.kept <= self.wall;
+        let put_off = row.gate.is_some() && row.lease_until.is_none() && row.kept <= self.time;
         row.worker == Some(label) && !put_off && matches!(self.judge(id, label), Say::Take(_))
     }
 
@@ -279,8 +282,8 @@ impl Model {
         let due: Vec<i64> = due.into_iter().map(|(id, _)| id).collect();
         for id in due {
             let row = &self.rows[&id];
-            let put_off = row.gate.is_some() && row.kept <= self.wall;
-            if put_off || row.due.is_some_and(|due| due > self.wall) {
+            let put_off = row.gate.is_some() && row.kept <= self.time;
+            if put_off || row.due.is_some_and(|due| due > self.time) {
                 continue;
             }
             match self.judge(id, label) {
@@ -292,7 +295,7 @@ impl Model {
     }
 
     fn take_back_all(&mut self, queue: usize, void: bool) {
-        let back = self.processing(queue, void).filter(|(_, row)| void || row.kept <= self.wall);
+        let back = self.processing(queue, void).filter(|(_, row)| void || row.kept <= self.time);
         let back: Vec<i64> = back.map(|(id, _)| id).collect();
         for id in back {
             self.take_back(id);
@@ -317,9 +320,9 @@ impl Model {
             let ready = |(id, row): &(&i64, &Row)| {
                 row.queue == queue
                     && row.status.is_claimable()
-                    && row.due.is_none_or(|due| due <= self.wall)
+                    && row.due.is_none_or(|due| due <= self.time)
                     && self.turn(row).is_none_or(|turn| turn == **id)
-                    && self.paused_until[queue] <= self.wall
+                    && self.paused_until[queue] <= self.time
                     && row.gate.is_none_or(|gate| self.passes(gate))
             };
             let head = self.rows.iter().filter(ready).min_by_key(|(id, row)| (-row.priority, **id));
@@ -339,7 +342,7 @@ impl Model {
         // When its lease had run out its slot at the gate was free, and may be another's now.
         let loses_its_slot = self.rows.get(&id).and_then(|row| row.gate).is_some_and(|gate| {
             self.rows[&id].lease_until <= Some(self.awake)
-                && self.gates[gate].closed_until <= self.wall
+                && self.gates[gate].closed_until <= self.time
                 && !self.passes(gate)
         });
         let Some(row) = self.rows.get_mut(&id) else {
@@ -366,7 +369,7 @@ impl Model {
             Settle::Fail { retry_in, .. } => {
                 let wait = retry_in.map_or(BACKOFF, |wait| wait.as_millis() as i64);
                 (row.status, row.worker, row.lease_until) = (back, None, None);
-                row.due = Some(self.wall + wait).filter(|due| *due > self.wall);
+                row.due = Some(self.time + wait).filter(|due| *due > self.time);
                 back
             }
             Settle::Reject { .. } => Status::Dead,
@@ -377,7 +380,7 @@ impl Model {
                     Settle::Limited { retry_after } => (retry_after, GRACE),
                     _ => unreachable!(),
                 };
-                let due = self.wall + wait.as_millis() as i64;
+                let due = self.time + wait.as_millis() as i64;
                 let limits = matches!(how, Settle::Limited { .. }).then_some(row.gate).flatten();
                 row.deferrals += 1;
                 row.attempts -= 1;
@@ -438,7 +441,8 @@ impl Run {
             rows: BTreeMap::new(),
             gates: [Gate { closed_until: 0, window: None, slots: None }; 2],
             paused_until: [0; 2],
-            wall: clock.wall_ms(),
+            time: clock.wall_ms(),
+            jumped: 0,
             awake: 0,
             epoch: 1,
             incarnations: [1, 1],
@@ -504,12 +508,12 @@ impl Run {
         if rng.u8(0..4) == 0 {
             let delay = rng.u64(0..20_000);
             message = message.delay(Duration::from_millis(delay));
-            row.due = Some(self.model.wall + delay as i64).filter(|_| delay > 0);
+            row.due = Some(self.model.time + delay as i64).filter(|_| delay > 0);
         }
         if rng.u8(0..6) == 0 {
             let ttl = rng.u64(1..40_000);
             message = message.ttl(Duration::from_millis(ttl));
-            row.expires = Some(self.model.wall + ttl as i64);
+            row.expires = Some(self.model.time + ttl as i64);
         }
         if let Some(key) = row.key {
             message = message.key(key.to_string());
@@ -669,18 +673,18 @@ impl Run {
     fn change_gate(&mut self) {
         let (at, ms) = (self.rng.usize(0..2), self.rng.u64(0..40_000));
         let gate = self.store.gate(GATES[at]);
-        let wall = self.model.wall;
+        let time = self.model.time;
         match self.rng.u32(0..3) {
             0 => {
                 self.log.push(format!("gate {} is closed for {ms} ms", GATES[at]));
                 gate.close_for(Duration::from_millis(ms)).unwrap();
-                self.model.close(at, wall + ms as i64);
+                self.model.close(at, time + ms as i64);
             }
             1 => {
                 self.log.push(format!("gate {} is opened", GATES[at]));
                 gate.open().unwrap();
                 let gate = &mut self.model.gates[at];
-                gate.closed_until = gate.closed_until.min(wall);
+                gate.closed_until = gate.closed_until.min(time);
             }
             _ => {
                 let slots = self.rng.bool().then(|| self.rng.u32(1..4));
@@ -703,7 +707,7 @@ impl Run {
         } else {
             self.log.push(format!("{} is paused for {ms} ms", QUEUES[at]));
             queue.pause_for(Duration::from_millis(ms)).unwrap();
-            *paused_until = (*paused_until).max(self.model.wall + ms as i64);
+            *paused_until = (*paused_until).max(self.model.time + ms as i64);
         }
     }
 
@@ -711,16 +715,17 @@ impl Run {
         let ms = self.rng.u64(0..25_000);
         self.log.push(format!("{ms} ms pass"));
         self.clock.advance(Duration::from_millis(ms));
-        self.model.wall += ms as i64;
+        self.model.time += ms as i64;
         self.model.awake += ms as i64;
     }
 
-    /// The wall clock jumps forward: no lease ends of it.
+    /// The wall clock is set, forward or back: no lease and no wait ends of it.
     fn jump(&mut self) {
-        let ms = self.rng.i64(0..100_000);
-        self.log.push(format!("the wall clock jumps {ms} ms forward"));
+        let ms = self.rng.i64(2_000..100_000) * if self.rng.bool() { 1 } else { -1 };
+        self.log.push(format!("the wall clock is set by {ms} ms"));
         self.clock.set_wall_by(ms);
-        self.model.wall += ms;
+        self.model.jumped += ms;
+        self.store.queue("q").resume().unwrap(); // whatever is written next notes it
     }
 
     fn restart(&mut self) {
@@ -761,8 +766,8 @@ impl Run {
             assert_eq!(counters, (model.attempts, model.crashes, model.deferrals, model.releases), "{row:?}");
             let token = model.lease_until.map(|_| (model.token, model.epoch));
             assert_eq!(row.receipt.map(|receipt| (receipt.token(), receipt.epoch())), token, "{row:?}");
-            if model.status == Status::Processing || model.due.is_some_and(|due| due > self.model.wall) {
-                assert_eq!(row.due_at, model.due, "{row:?}");
+            if model.status == Status::Processing || model.due.is_some_and(|due| due > self.model.time) {
+                assert_eq!(row.due_at, model.due.map(|due| due + self.model.jumped), "{row:?}");
             }
             assert_eq!(row.dead_reason.is_some() || row.redrives > 0, model.status == Status::Dead || row.redrives > 0);
         }

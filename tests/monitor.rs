@@ -323,7 +323,7 @@ fn a_store_that_cannot_be_looked_into_is_a_finding_and_ends_no_other() {
     assert_eq!(say(&events), ["+store"]);
     let [Event::Began(finding)] = &events[..] else { panic!("{events:?}") };
     assert!(matches!(&finding.what, What::Store { error: Error::FileReplaced { .. } }));
-    assert!(finding.to_string().contains("was deleted or replaced"), "{finding}");
+    assert!(finding.to_string().contains("was deleted, moved or replaced"), "{finding}");
     for _ in 0..5 {
         clock.advance(MINUTE);
         assert_eq!(say(&monitor.look(&store)), [""; 0]);

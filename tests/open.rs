@@ -62,7 +62,8 @@ fn any_legal_file_name_is_a_name_and_nothing_else() {
         assert_eq!(store.path(), Some(&*path));
         store.queue("mail").enqueue("hello").unwrap();
         assert_eq!(payloads(&store), ["hello"], "{name:?}");
-        let expected = ["", "-relet-reserve", "-shm", "-wal"].map(|suffix| beside(Path::new(name), suffix).into());
+        let expected = ["", "-relet-reserve", "-relet-workers", "-shm", "-wal"]
+            .map(|suffix| beside(Path::new(name), suffix).into());
         for found in names(dir.path()) {
             assert!(expected.contains(&found), "{name:?}: {found:?}");
         }

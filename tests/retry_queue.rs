@@ -200,7 +200,7 @@ fn every_instant_is_stored_as_an_integer() {
             seen += 1;
         }
     }
-    assert_eq!(seen, 15);
+    assert_eq!(seen, 13);
     sound(&store);
 }
 
@@ -234,11 +234,11 @@ fn what_a_clock_that_was_ahead_has_stamped_is_not_lost() {
         claim.ack().unwrap();
     }
     clock.advance(10 * SECOND);
-    // The lease has run out; its claim was made in the future, so it is no age old.
+    // The lease has run out; when it was made is known, whatever the wall clock said then.
     let stuck = store.stuck(Duration::ZERO).unwrap();
     assert_eq!(
         stuck.iter().map(|one| (one.id, one.age, one.overdue)).collect::<Vec<_>>(),
-        [(held, Duration::ZERO, Duration::ZERO)]
+        [(held, 30 * SECOND, Duration::ZERO)]
     );
     let claim = next(&worker, "q");
     assert_eq!((claim.id(), claim.crashes()), (held, 1));
@@ -264,8 +264,6 @@ fn what_another_handle_s_clock_has_stamped_ahead_is_not_lost_either() {
     let other = open(&ahead).unwrap();
     next(&other.worker("other").unwrap(), "q").fail("no").unwrap();
     drop(other);
-    clock.advance(10 * SECOND);
-    let _ = worker.claim("q").unwrap();
     clock.advance(10 * SECOND);
     let found = worker.claim("q").unwrap().map(|claim| claim.id());
     assert_eq!(found, Some(id), "due at {:?}, and it is {}", row(&store, id).due_at, clock.wall_ms());
@@ -304,13 +302,15 @@ fn a_wait_is_never_stretched_beyond_twice_its_length() {
 
 /// A clock set forward makes waits end early, never late, and gives nobody's message away before its grace.
 #[test]
-fn a_clock_set_forward_ends_waits_and_loses_nothing() {
+fn a_clock_set_forward_ends_no_wait_and_loses_nothing() {
     let (store, clock) = memory_with(Store::options().retry(Retry::fixed(HOUR)));
     let (worker, other) = (store.worker("w").unwrap(), store.worker("other").unwrap());
     store.queue("q").enqueue_all(["a", "b"]).unwrap();
     next(&worker, "q").fail("no").unwrap();
     next(&worker, "q").defer(HOUR).unwrap();
     clock.set_wall_by(HOUR.as_millis() as i64);
+    assert!(other.claim("q").unwrap().is_none() && worker.claim("q").unwrap().is_none());
+    clock.advance(HOUR);
     assert_eq!((next(&other, "q").attempts(), other.claim("q").unwrap().is_none()), (2, true));
     assert_eq!(next(&worker, "q").how(), How::Resumed);
     sound(&store);

@@ -289,14 +289,14 @@ impl Backlog {
         let beside = match self {
             Backlog::Ready => Vec::new(),
             Backlog::Delayed => vec![format!(
-                "INSERT INTO relet_retry_queue (queue, message, due_at, set_at)
-                 SELECT queue, id, due_at, {now} FROM relet_messages WHERE {mine}"
+                "INSERT INTO relet_retry_queue (queue, message, due_at)
+                 SELECT queue, id, due_at FROM relet_messages WHERE {mine}"
             )],
             Backlog::Deferred => vec![
                 format!("INSERT INTO relet_details (message, deferrals) SELECT id, 1 FROM relet_messages WHERE {mine}"),
                 format!(
-                    "INSERT INTO relet_retry_queue (queue, message, worker_id, due_at, set_at, kept_until, reason, count)
-                     SELECT queue, id, worker_id, due_at, {now}, due_at + 30000, 'deferred', 1
+                    "INSERT INTO relet_retry_queue (queue, message, worker_id, due_at, kept_until, reason, count)
+                     SELECT queue, id, worker_id, due_at, due_at + 30000, 'deferred', 1
                        FROM relet_messages WHERE {mine}"
                 ),
                 "UPDATE relet_counters SET retrying = retrying + ?1 WHERE queue = 1".to_owned(),
@@ -307,7 +307,9 @@ impl Backlog {
             )],
             Backlog::Gated => vec![
                 format!("INSERT INTO relet_details (message, gate) SELECT id, 1 FROM relet_messages WHERE {mine}"),
-                format!("INSERT INTO relet_gates (id, name, closed_until, closed_at) SELECT 1, 'api', {day}, {now} WHERE ?1 > 0"),
+                format!(
+                    "INSERT INTO relet_gates (id, name, closed_until, closed_at) SELECT 1, 'api', {day}, {now} WHERE ?1 > 0"
+                ),
                 "UPDATE relet_queues SET gated = 1 WHERE ?1 > 0".to_owned(),
             ],
             Backlog::Grouped => vec![
@@ -320,8 +322,8 @@ impl Backlog {
                      SELECT queue, 'g' || (id % 1000), id, due_at IS NOT NULL FROM relet_messages WHERE {mine}"
                 ),
                 format!(
-                    "INSERT INTO relet_retry_queue (queue, message, due_at, set_at)
-                     SELECT queue, id, due_at, {now} FROM relet_messages WHERE {mine} AND due_at IS NOT NULL"
+                    "INSERT INTO relet_retry_queue (queue, message, due_at)
+                     SELECT queue, id, due_at FROM relet_messages WHERE {mine} AND due_at IS NOT NULL"
                 ),
             ],
         };

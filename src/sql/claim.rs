@@ -23,7 +23,7 @@ use crate::sql::dead::By;
 use crate::sql::gates::{self, Passage};
 use crate::sql::lines::{self, Head, Line};
 use crate::sql::record::Large;
-use crate::sql::{Payload, Record, Tx, dead, details, groups, ids, meta, queues, retry_queue, workers};
+use crate::sql::{Payload, Record, Tx, dead, details, groups, ids, queues, retry_queue, workers};
 use crate::state::{Event, Route, Status};
 
 /// Who claims.
@@ -94,6 +94,19 @@ pub(crate) enum Obstacle {
     Finished(Status),
 }
 
+impl Obstacle {
+    /// Its instants as the wall clock names them now.
+    pub(crate) fn shown(self, now: Now) -> Obstacle {
+        match self {
+            Obstacle::Deferred { by, until } => Obstacle::Deferred { by, until: now.shown(until) },
+            Obstacle::Due { until } => Obstacle::Due { until: now.shown(until) },
+            Obstacle::Paused { until } => Obstacle::Paused { until: now.shown(until) },
+            Obstacle::Gate { name, until } => Obstacle::Gate { name, until: until.map(|until| now.shown(until)) },
+            Obstacle::Held { .. } | Obstacle::Group { .. } | Obstacle::Route(_) | Obstacle::Finished(_) => self,
+        }
+    }
+}
+
 /// What a claim by id came to.
 pub(crate) enum ById {
     Taken(Box<Taken>),
@@ -141,7 +154,10 @@ fn judge_owner(conn: &Connection, now: Now, record: &Record, who: &Who) -> Resul
     if !who.routes.contains(record.route) {
         return Ok(Err(Obstacle::Route(record.route)));
     }
-    let due_in_future = record.due_at.filter(|due| *due > now.wall);
+    let due_in_future = match record.due_at {
+        Some(_) => retry_queue::waits_until(conn, record, now)?,
+        None => None,
+    };
     let Some(owner) = &record.worker else {
         if record.line.is_some() {
             return Ok(Ok(How::Claimed));
@@ -174,7 +190,7 @@ fn judge_owner(conn: &Connection, now: Now, record: &Record, who: &Who) -> Resul
             // What a live worker has deferred is not for a detached one of its label; when that worker is gone, it is anyone's.
             None if mine && (who.incarnation != 0 || record.incarnation == 0) => Ok(How::Recovered),
             None => match retry_queue::kept_until(conn, record)? {
-                until if until <= now.wall => Ok(How::Claimed),
+                until if until <= now.time => Ok(How::Claimed),
                 until => Err(Obstacle::Deferred { by: owner.clone(), until }),
             },
         },
@@ -184,7 +200,6 @@ fn judge_owner(conn: &Connection, now: Now, record: &Record, who: &Who) -> Resul
 /// Claims this very message.
 pub(crate) fn claim_id(tx: &mut Tx<'_>, id: i64, who: &Who) -> Result<ById> {
     const DEAD: ById = ById::Not(Obstacle::Finished(Status::Dead));
-    meta::restart_waits(tx.conn, tx.now.wall)?;
     let Some((mut record, payload)) = Record::load_for_claim(tx.conn, id, who.large)? else {
         return Ok(ById::NotFound);
     };
@@ -222,14 +237,6 @@ pub(crate) fn claim_next(tx: &mut Tx<'_>, queue: &str, who: &Who, wanted: usize)
     let mut next = Next::default();
     for _ in 0..STEP_MAX {
         let Some(look) = Look::at(tx, queue, who)? else { return Ok(next) };
-        if look.ahead {
-            meta::restart_waits(tx.conn, tx.now.wall)?;
-            continue;
-        }
-        // A pause that is over does not begin again when the clock is set back.
-        if look.resumes {
-            queues::resume(tx, queue)?;
-        }
         // What has become due joins the line before anything is handed out, or the order would not hold.
         let mut cleared = if look.due { promote_due(tx, look.queue)? } else { 0 };
         // Void claims first, or a worker's own deferred message would pass a gate beside one of them.
@@ -293,10 +300,6 @@ struct Look {
     ageing_ms: Option<i64>,
     /// Nothing is handed out.
     paused: bool,
-    /// That has been so until now.
-    resumes: bool,
-    /// A wait was set by a clock that is ahead of this one.
-    ahead: bool,
     /// Something that waited for an instant can join the ready index.
     due: bool,
     /// A lease has run out.
@@ -321,30 +324,25 @@ impl Look {
                      WHERE queue = q.id AND line = -1 AND place <= ?2),
             EXISTS (SELECT 1 FROM main.relet_messages INDEXED BY relet_lines
                      WHERE queue = q.id AND line > 0 AND line < 4),
-            q.gated, q.ageing_ms, q.paused_until, q.paused_at,
+            q.gated, q.ageing_ms, q.paused_until,
             ?4 = 0 OR EXISTS (SELECT 1 FROM main.relet_workers WHERE label = ?3 AND incarnation = ?4)
             FROM main.relet_queues q WHERE q.name = ?1";
-        let wall = tx.now.wall;
-        let look =
-            tx.conn.prepare_cached(SQL)?.query_row(params![queue, tx.now.awake, &*who.label, who.incarnation], |row| {
-                let paused_until: Option<i64> = row.get(7)?;
-                let paused_at: Option<i64> = row.get(8)?;
-                let look = Look {
-                    queue: row.get(0)?,
-                    lease_ms: row.get(1)?,
-                    ahead: paused_at.is_some_and(|at| at > wall),
-                    due: false,
-                    void: row.get(3)?,
-                    deferred: false,
-                    routed: row.get(4)?,
-                    gated: row.get(5)?,
-                    ageing_ms: row.get(6)?,
-                    paused: paused_until.is_some_and(|until| until > wall),
-                    resumes: paused_until.is_some_and(|until| until <= wall),
-                    present: row.get(9)?,
-                };
-                Ok((look, row.get(2)?))
-            });
+        let params = params![queue, tx.now.awake, &*who.label, who.incarnation];
+        let look = tx.conn.prepare_cached(SQL)?.query_row(params, |row| {
+            let look = Look {
+                queue: row.get(0)?,
+                lease_ms: row.get(1)?,
+                due: false,
+                void: row.get(3)?,
+                deferred: false,
+                routed: row.get(4)?,
+                gated: row.get(5)?,
+                ageing_ms: row.get(6)?,
+                paused: row.get::<_, Option<i64>>(7)?.is_some_and(|until| until > tx.now.time),
+                present: row.get(8)?,
+            };
+            Ok((look, row.get(2)?))
+        });
         match look.optional()? {
             Some((look, true)) => look.at_what_waits(tx).map(Some),
             Some((look, false)) => Ok(Some(look)),
@@ -355,13 +353,14 @@ impl Look {
     /// Something of this queue waits for an instant: has that come?
     fn at_what_waits(self, tx: &Tx<'_>) -> Result<Look> {
         const SQL: &str = "SELECT
-            EXISTS (SELECT 1 FROM main.relet_retry_queue INDEXED BY relet_set WHERE set_at IS NOT NULL AND set_at > ?2),
             EXISTS (SELECT 1 FROM main.relet_retry_queue INDEXED BY relet_due
-                     WHERE queue = ?1 AND worker_id IS NULL AND behind = 0 AND due_at <= ?2),
+                     WHERE queue = ?1 AND on_wall = 0 AND worker_id IS NULL AND behind = 0 AND due_at <= ?2)
+            OR EXISTS (SELECT 1 FROM main.relet_retry_queue INDEXED BY relet_due
+                     WHERE queue = ?1 AND on_wall = 1 AND worker_id IS NULL AND behind = 0 AND due_at <= ?3),
             EXISTS (SELECT 1 FROM main.relet_retry_queue INDEXED BY relet_retry_due
                      WHERE queue = ?1 AND worker_id IS NOT NULL AND due_at <= ?2)";
-        Ok(tx.conn.prepare_cached(SQL)?.query_row([self.queue, tx.now.wall], |row| {
-            Ok(Look { ahead: self.ahead || row.get(0)?, due: row.get(1)?, deferred: row.get(2)?, ..self })
+        Ok(tx.conn.prepare_cached(SQL)?.query_row([self.queue, tx.now.time, tx.now.wall], |row| {
+            Ok(Look { due: row.get(0)?, deferred: row.get(1)?, ..self })
         })?)
     }
 
@@ -381,7 +380,6 @@ impl Look {
         let mut lines: Vec<Line> =
             Route::ALL.into_iter().map(|route| Line { queue: self.queue, gate: None, route }).collect();
         if self.gated {
-            meta::restart_waits(tx.conn, tx.now.wall)?;
             lines.extend(lines::gated(tx.conn, self.queue)?);
         }
         let mut first: Option<Head> = None;
@@ -395,7 +393,7 @@ impl Look {
                 Some(_) => lines::heads(tx.conn, line, who.crashed)?,
                 None => lines::head(tx.conn, line, None, who.crashed)?.into_iter().collect(),
             };
-            let order = |head: &Head| head.order(self.ageing_ms, tx.now.wall);
+            let order = |head: &Head| head.order(self.ageing_ms, tx.now.time);
             first = first.into_iter().chain(heads).min_by_key(order);
         }
         match first {
@@ -420,7 +418,7 @@ fn own_deferred(tx: &mut Tx<'_>, queue: i64, who: &Who, cleared: &mut usize) -> 
     const SQL: &str = "SELECT message FROM main.relet_retry_queue INDEXED BY relet_retry_kept
                         WHERE queue = ?1 AND worker_id = ?3 AND worker_id IS NOT NULL AND due_at <= ?2
                         ORDER BY due_at, message LIMIT ?4";
-    first_own(tx, who, cleared, |tx, limit| ids(tx.conn, SQL, params![queue, tx.now.wall, &*who.label, limit]))
+    first_own(tx, who, cleared, |tx, limit| ids(tx.conn, SQL, params![queue, tx.now.time, &*who.label, limit]))
 }
 
 /// The first of its own that the worker may have now.
@@ -438,7 +436,7 @@ fn first_own(
             let crashed = record.crashes > 0 || record.is_held();
             // What its gate has put off goes back to the gate's line, and keeps its place in it.
             let of_its_line =
-                record.gate.is_some() && !record.is_held() && retry_queue::kept_until(tx.conn, &record)? <= tx.now.wall;
+                record.gate.is_some() && !record.is_held() && retry_queue::kept_until(tx.conn, &record)? <= tx.now.time;
             if of_its_line || (crashed && !who.crashed) {
                 continue;
             }
@@ -465,16 +463,19 @@ fn first_own(
 /// Moves what has become due into its line. Returns how many, at most [`STEP_MAX`].
 fn promote_due(tx: &mut Tx<'_>, queue: i64) -> Result<usize> {
     const FIND: &str = "SELECT message FROM main.relet_retry_queue INDEXED BY relet_due
-                         WHERE queue = ?1 AND worker_id IS NULL AND behind = 0 AND due_at <= ?2 ORDER BY due_at LIMIT ?3";
+        WHERE queue = ?1 AND on_wall = ?2 AND worker_id IS NULL AND behind = 0 AND due_at <= ?3 ORDER BY due_at LIMIT ?4";
     const PROMOTE: &str = "UPDATE main.relet_messages
                               SET line = 4 * ifnull((SELECT gate FROM main.relet_details WHERE message = ?1), 0)
                                          + CASE route WHEN 'pending' THEN 0 WHEN 'routing' THEN 1 WHEN 'queued' THEN 2 ELSE 3 END,
-                                  place = -priority
+                                  place = -priority, due_at = due_at + ?2
                             WHERE id = ?1";
-    let due = ids(tx.conn, FIND, params![queue, tx.now.wall, STEP_MAX as i64])?;
-    for id in &due {
-        tx.conn.prepare_cached(PROMOTE)?.execute([id])?;
-        retry_queue::take_id(tx, queue, *id)?;
+    let on_time = ids(tx.conn, FIND, params![queue, false, tx.now.time, STEP_MAX as i64])?;
+    let on_wall = ids(tx.conn, FIND, params![queue, true, tx.now.wall, (STEP_MAX - on_time.len()) as i64])?;
+    let to_time = tx.now.time - tx.now.wall;
+    let due: Vec<_> = on_time.iter().map(|id| (id, 0)).chain(on_wall.iter().map(|id| (id, to_time))).collect();
+    for (id, moved) in &due {
+        tx.conn.prepare_cached(PROMOTE)?.execute([**id, *moved])?;
+        retry_queue::take_id(tx, queue, **id)?;
     }
     Ok(due.len())
 }
@@ -492,7 +493,7 @@ fn take_back_abandoned(tx: &mut Tx<'_>, queue: i64) -> Result<usize> {
     const SQL: &str = "SELECT message FROM main.relet_retry_queue INDEXED BY relet_retry_free
                         WHERE queue = ?1 AND kept_until IS NOT NULL AND kept_until <= ?2
                         ORDER BY kept_until LIMIT ?3";
-    let found = ids(tx.conn, SQL, params![queue, tx.now.wall, STEP_MAX as i64])?;
+    let found = ids(tx.conn, SQL, params![queue, tx.now.time, STEP_MAX as i64])?;
     take_back_all(tx, &found)
 }
 
@@ -596,7 +597,7 @@ fn take(
         who.incarnation,
         lease_until,
         lease_ms,
-        tx.now.wall,
+        tx.now.time,
         record.token + 1,
         tx.epoch,
         record.attempts + 1,
@@ -625,7 +626,7 @@ fn take(
     record.worker = Some(who.label.to_string());
     record.incarnation = who.incarnation;
     record.lease_until = Some(lease_until);
-    record.claimed_at = tx.now.wall;
+    record.claimed_at = tx.now.time;
     record.token += 1;
     record.epoch = tx.epoch;
     record.attempts += 1;

@@ -39,7 +39,7 @@ pub(crate) fn give_up(
 /// Gives up what must not be handed out: its time to live is over, or its payload is not the one that was enqueued (which is
 /// not known of one that was left in the file).
 pub(crate) fn give_up_if_spoiled(tx: &mut Tx<'_>, record: &Record, payload: &Payload) -> Result<bool> {
-    let reason = if record.is_expired(tx.now.wall) {
+    let reason = if record.is_expired(tx.now.time) {
         EXPIRED
     } else if matches!(payload, Payload::Read(bytes) if crc32fast::hash(bytes) != record.payload_crc) {
         tx.durable = true;
@@ -90,7 +90,7 @@ fn finish(
     let (attempts, crashes, extras) = (record.attempts, record.crashes, record.extras.bits());
     tx.conn.prepare_cached(SQL)?.execute(params![record.id, to, token, epoch, attempts, crashes, extras])?;
     let keep_until = (to == Status::Cancelled).then(|| tx.now.after(tx.defaults.retention.max(CANCELLED_KEPT)));
-    finished::put(tx.conn, record.id, to, tx.now.wall, keep_until)?;
+    finished::put(tx.conn, record.id, to, tx.now.time, keep_until)?;
     details::ended(tx.conn, &record)?;
     tx.count(record.queue, Some(record.place()), Some(Place::of(to, record.route, false)));
     groups::settle_turn(tx, record.queue, record.group.as_deref())

@@ -192,6 +192,6 @@ fn future(conn: &Connection, now: Now) -> Result<Vec<String>> {
                          FROM main.relet_messages m LEFT JOIN main.relet_finished f ON f.message = m.id
                         WHERE max(m.enqueued_at, ifnull(m.claimed_at, 0), ifnull(f.finished_at, 0)) > ?1";
     let mut statement = conn.prepare(SQL)?;
-    let rows = statement.query_map([now.wall + 86_400_000], |row| row.get(0))?;
+    let rows = statement.query_map([now.time + 86_400_000], |row| row.get(0))?;
     Ok(rows.collect::<rusqlite::Result<_>>()?)
 }

@@ -32,7 +32,7 @@ pub(crate) fn enqueue_spooled(tx: &mut Tx<'_>, queue: &str, message: &Message, s
 }
 
 fn insert(tx: &mut Tx<'_>, queue: &QueueRow, message: &Message, payload: Source<'_>) -> Result<Enqueued> {
-    let now = tx.now.wall;
+    let now = tx.now.time;
     if let Some(key) = &message.key
         && let Some(id) = keys::holder(tx.conn, queue.id, key)?
     {
@@ -45,12 +45,11 @@ fn insert(tx: &mut Tx<'_>, queue: &QueueRow, message: &Message, payload: Source<
             }
         }
     }
-    let (due_at, set_at) = match message.start {
-        Start::Now => (None, None),
-        Start::After(delay) => (Some(tx.now.after(delay)), Some(now)),
-        Start::At(at) => (Some(at.min(INSTANT_MAX)), None),
+    let (due_at, on_wall) = match message.start {
+        Start::Now => (None, false),
+        Start::After(delay) => (Some(tx.now.after(delay)).filter(|due_at| *due_at > now), false),
+        Start::At(at) => (Some(at.min(INSTANT_MAX)).filter(|due_at| *due_at > tx.now.wall), true),
     };
-    let due_at = due_at.filter(|due_at| *due_at > now);
     let gate = match &message.gate {
         Some(gate) => Some(gates::find_or_make(tx, gate)?),
         None => queue.gate,
@@ -80,7 +79,7 @@ fn insert(tx: &mut Tx<'_>, queue: &QueueRow, message: &Message, payload: Source<
     } else {
         let extras = Extras::default().and(Extras::DETAILS, !is_plain);
         store(tx, queue, message, payload, &row, extras)?;
-        let wait = due_at.map(|due_at| Wait { due_at, set_at, behind, ..Wait::default() });
+        let wait = due_at.map(|due_at| Wait { due_at, on_wall, behind, ..Wait::default() });
         put_beside(tx, message, row.id, gate, wait, !behind)?;
     }
     tx.count(queue.id, None, Some(Place::On(message.route)));
@@ -119,7 +118,7 @@ fn store(
         extras.and(Extras::LARGE, large).bits(),
         new.due_at,
         new.max_attempts,
-        tx.now.wall,
+        tx.now.time,
         payload.crc(),
         inline,
     ])?;

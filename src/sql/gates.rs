@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
-use crate::clock::{INSTANT_MAX, Now, millis};
+use crate::clock::Now;
 use crate::error::Result;
-use crate::sql::{Record, Tx, lines, meta};
+use crate::sql::{Record, Tx, lines};
 use crate::view::{GATE_WAITING_MAX, GateView};
 
 /// Claims that may pass at a time when a gate opens again; each ack adds one, until there are [`WINDOW_MAX`].
@@ -48,7 +48,7 @@ pub(crate) enum Passage {
 }
 
 struct GateRow {
-    closed: Option<(i64, i64)>,
+    closed_until: Option<i64>,
     slots: Option<i64>,
     rate: Option<Rate>,
     full_at: i64,
@@ -57,25 +57,21 @@ struct GateRow {
 
 impl GateRow {
     fn read(row: &Row<'_>) -> rusqlite::Result<GateRow> {
-        let until: Option<i64> = row.get(0)?;
-        let at: Option<i64> = row.get(1)?;
         Ok(GateRow {
-            closed: until.zip(at),
-            slots: row.get(2)?,
-            rate: match row.get::<_, Option<u32>>(3)? {
-                Some(count) => Some(Rate { count, period_ms: row.get(4)?, burst: row.get(5)? }),
+            closed_until: row.get(0)?,
+            slots: row.get(1)?,
+            rate: match row.get::<_, Option<u32>>(2)? {
+                Some(count) => Some(Rate { count, period_ms: row.get(3)?, burst: row.get(4)? }),
                 None => None,
             },
-            full_at: row.get::<_, Option<i64>>(6)?.unwrap_or(0),
-            window: row.get(7)?,
+            full_at: row.get::<_, Option<i64>>(5)?.unwrap_or(0),
+            window: row.get(6)?,
         })
     }
 
-    /// How long it stays closed. A clock that was set back since it was closed does not stretch that.
+    /// How long it stays closed.
     fn closed_for(&self, now: Now) -> Option<Duration> {
-        let (until, at) = self.closed?;
-        let until = if at > now.wall { now.wall + (until - at) } else { until };
-        (until > now.wall).then(|| crate::clock::span(now.wall, until))
+        self.closed_until.filter(|until| *until > now.time).map(|until| crate::clock::span(now.time, until))
     }
 }
 
@@ -123,7 +119,7 @@ impl Rate {
 }
 
 fn find(conn: &Connection, gate: i64) -> Result<Option<GateRow>> {
-    const SQL: &str = "SELECT closed_until, closed_at, slots, rate, period_ms, burst, full_at, window
+    const SQL: &str = "SELECT closed_until, slots, rate, period_ms, burst, full_at, window
                          FROM main.relet_gates WHERE id = ?1";
     Ok(conn.prepare_cached(SQL)?.query_row([gate], GateRow::read).optional()?)
 }
@@ -135,7 +131,7 @@ pub(crate) fn passage(conn: &Connection, gate: i64, now: Now) -> Result<Passage>
         return Ok(Passage::Closed(left));
     }
     // Those that had passed before it was closed say nothing about how it is now.
-    let opened_at = row.closed.map_or(0, |(until, _)| until);
+    let opened_at = row.closed_until.unwrap_or(0);
     for (most, since) in [(row.slots, 0), (row.window, opened_at)] {
         if let Some(most) = most
             && held(conn, gate, now, since, most)? >= most
@@ -161,13 +157,8 @@ fn held(conn: &Connection, gate: i64, now: Now, since: i64, most: i64) -> Result
 pub(crate) fn pass(tx: &Tx<'_>, gate: i64, message: i64) -> Result<()> {
     const PASSED: &str = "INSERT OR IGNORE INTO main.relet_passed (gate, message) VALUES (?1, ?2)";
     const CHARGE: &str = "UPDATE main.relet_gates SET full_at = ?2 WHERE id = ?1";
-    const OPENED: &str = "UPDATE main.relet_gates SET closed_at = closed_until WHERE id = ?1";
     tx.conn.prepare_cached(PASSED)?.execute([gate, message])?;
     let Some(row) = find(tx.conn, gate)? else { return Ok(()) };
-    // That it was closed is over, and does not begin again when the clock is set back.
-    if row.closed.is_some_and(|(until, at)| at < until) {
-        tx.conn.prepare_cached(OPENED)?.execute([gate])?;
-    }
     if let Some(rate) = row.rate {
         let used = rate.used(row.full_at, tx.now) + rate.period_ms;
         tx.conn.prepare_cached(CHARGE)?.execute(params![gate, rate.full_at(used, tx.now)])?;
@@ -215,21 +206,15 @@ pub(crate) fn name_of(conn: &Connection, gate: i64) -> Result<String> {
 
 /// Closes a gate until this instant, or longer where it is closed for longer already.
 pub(crate) fn close(tx: &Tx<'_>, gate: i64, until: i64) -> Result<()> {
-    const SQL: &str = "UPDATE main.relet_gates SET closed_until = ?2, closed_at = ?3, window = ?4 WHERE id = ?1";
-    meta::restart_waits(tx.conn, tx.now.wall)?;
-    let closed = find(tx.conn, gate)?.and_then(|row| row.closed);
-    let until = closed.map_or(until, |(before, _)| until.max(before));
-    // Until it is opened: that is no span of time, and no clock changes it.
-    let at = if until == INSTANT_MAX { 0 } else { tx.now.wall };
-    tx.conn.prepare_cached(SQL)?.execute(params![gate, until, at, WINDOW_MIN])?;
+    const SQL: &str = "UPDATE main.relet_gates SET closed_until = max(ifnull(closed_until, 0), ?2), closed_at = ?3, window = ?4 WHERE id = ?1";
+    tx.conn.prepare_cached(SQL)?.execute(params![gate, until, tx.now.time, WINDOW_MIN])?;
     Ok(())
 }
 
 /// Opens a closed gate now; gently, as it would have opened by itself.
 pub(crate) fn open(tx: &Tx<'_>, gate: i64) -> Result<()> {
-    const SQL: &str =
-        "UPDATE main.relet_gates SET closed_until = ?2, closed_at = ?2 WHERE id = ?1 AND closed_until > ?2";
-    tx.conn.prepare_cached(SQL)?.execute([gate, tx.now.wall])?;
+    const SQL: &str = "UPDATE main.relet_gates SET closed_until = ?2 WHERE id = ?1 AND closed_until > ?2";
+    tx.conn.prepare_cached(SQL)?.execute([gate, tx.now.time])?;
     Ok(())
 }
 
@@ -279,7 +264,7 @@ pub(crate) fn next_opening(conn: &Connection, queue: i64, now: Now) -> Result<Op
 
 /// Every gate, by name.
 pub(crate) fn all(conn: &Connection, now: Now) -> Result<Vec<GateView>> {
-    const SQL: &str = "SELECT closed_until, closed_at, slots, rate, period_ms, burst, full_at, window, name,
+    const SQL: &str = "SELECT closed_until, slots, rate, period_ms, burst, full_at, window, name,
         (SELECT count(*) FROM main.relet_passed p CROSS JOIN main.relet_messages m ON m.id = p.message
           WHERE p.gate = g.id AND m.line = -1 AND m.place > ?1),
         (SELECT ifnull(sum((SELECT count(*) FROM (
@@ -291,14 +276,14 @@ pub(crate) fn all(conn: &Connection, now: Now) -> Result<Vec<GateView>> {
         let gate = GateRow::read(row)?;
         let left = gate.closed_for(now);
         Ok(GateView {
-            name: row.get(8)?,
-            closed_until: left.map(|left| now.wall.saturating_add(millis(left))),
+            name: row.get(7)?,
+            closed_until: left.map(|left| now.shown(now.after(left))),
             concurrency: gate.slots.and_then(|slots| u32::try_from(slots).ok()),
             rate: gate.rate.map(|rate| (rate.count, Duration::from_millis(rate.period_ms.unsigned_abs()))),
             burst: gate.rate.map(|rate| rate.burst),
             slow_start: gate.window.and_then(|window| u32::try_from(window).ok()),
-            held: row.get::<_, i64>(9)?.unsigned_abs(),
-            waiting: row.get::<_, i64>(10)?.unsigned_abs(),
+            held: row.get::<_, i64>(8)?.unsigned_abs(),
+            waiting: row.get::<_, i64>(9)?.unsigned_abs(),
         })
     })?;
     Ok(rows.collect::<rusqlite::Result<_>>()?)
@@ -307,11 +292,13 @@ pub(crate) fn all(conn: &Connection, now: Now) -> Result<Vec<GateView>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::INSTANT_MAX;
+    use crate::sql::meta;
 
     const WEEK_MS: i64 = 7 * 86_400_000;
 
     fn at(awake: i64) -> Now {
-        Now { wall: 0, awake }
+        Now::of(0, awake)
     }
 
     /// Rates at every end of what is accepted, at every moment that a clock can show: a minute after the boot, now where

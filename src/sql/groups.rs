@@ -61,9 +61,9 @@ pub(crate) fn settle_turn(tx: &mut Tx<'_>, queue: i64, group: Option<&str>) -> R
     }
     let Some(record) = Record::load(tx.conn, first)? else { return Ok(()) };
     tx.conn.prepare_cached(TURN)?.execute(params![queue, group, first, true])?;
-    let waits = record.due_at > Some(tx.now.wall);
+    let waits = retry_queue::waits_until(tx.conn, &record, tx.now)?.is_some();
     if !(waits && retry_queue::set_behind(tx.conn, queue, first, false)?) {
-        // A wait that is over does not begin again when the clock is set back: its row goes.
+        // A wait that is over goes, and its row with it.
         retry_queue::take(tx, &record)?;
         tx.conn.prepare_cached(LINE)?.execute(params![first, record.own_line()])?;
     }

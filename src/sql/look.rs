@@ -70,17 +70,21 @@ pub(crate) fn snapshot(conn: &Connection, record: Record, payload: Option<Vec<u8
         Some(payload) => payload.len(),
         None => usize::try_from(record::payload_bytes(conn, record.id)?).unwrap_or(0),
     };
+    let due_at = match record.due_at {
+        Some(due_at) if retry_queue::is_on_wall(conn, &record)? => Some(due_at),
+        due_at => due_at.map(|at| now.shown(at)),
+    };
     Ok(Snapshot {
         id: record.id(),
         queue: queues::name_of(conn, record.queue)?,
         receipt: record.is_held().then(|| record.receipt()),
         lease_left: record.lease_until.map(|until| span(now.awake, until)),
-        claimed_at: (record.claimed_at > 0).then_some(record.claimed_at),
+        claimed_at: (record.claimed_at > 0).then(|| now.shown(record.claimed_at)),
         status: record.status,
         route: record.route,
         priority: record.priority,
-        due_at: record.due_at,
-        expires_at: record.expires_at,
+        due_at,
+        expires_at: record.expires_at.map(|at| now.shown(at)),
         key: record.key,
         gate: record.gate.map(|gate| gates::name_of(conn, gate)).transpose()?,
         tick_at: record.tick_at,
@@ -96,8 +100,8 @@ pub(crate) fn snapshot(conn: &Connection, record: Record, payload: Option<Vec<u8
         retry: record.retry.as_deref().and_then(|text| serde_json::from_str(text).ok()),
         last_error: record.last_error,
         dead_reason: record.dead_reason,
-        enqueued_at: record.enqueued_at,
-        finished_at: record.finished_at,
+        enqueued_at: now.shown(record.enqueued_at),
+        finished_at: record.finished_at.map(|at| now.shown(at)),
         payload_bytes,
         payload,
     })
@@ -110,19 +114,19 @@ pub(crate) fn why(conn: &Connection, id: i64, now: Now) -> Result<Option<Why>> {
     let (label, large) = (Arc::from(""), Large::Leave);
     let anyone = Who { label, incarnation: 0, routes: Routes::ALL, lease: None, crashed: true, large };
     let Some(record) = Record::load(conn, id)? else { return Ok(None) };
-    Ok(Some(match claim::judge(conn, now, &record, &anyone)? {
+    Ok(Some(match claim::judge(conn, now, &record, &anyone)?.map_err(|obstacle| obstacle.shown(now)) {
         Ok(How::Claimed) if record.is_held() => {
             Why::Void { by: record.worker.unwrap_or_default(), crashes: record.crashes + 1 }
         }
-        Ok(_) => match record.expires_at.filter(|at| record.worker.is_none() && *at <= now.wall) {
-            Some(at) => Why::Expired { at },
+        Ok(_) => match record.expires_at.filter(|at| record.worker.is_none() && *at <= now.time) {
+            Some(at) => Why::Expired { at: now.shown(at) },
             None => Why::Ready,
         },
         Err(Obstacle::Held { by, lease_left }) => Why::Held { by, lease_left },
         Err(Obstacle::Deferred { by, .. }) => Why::Deferred {
             by,
-            due_at: record.due_at.unwrap_or(0),
-            abandoned_at: retry_queue::kept_until(conn, &record)?,
+            due_at: now.shown(record.due_at.unwrap_or(0)),
+            abandoned_at: now.shown(retry_queue::kept_until(conn, &record)?),
             reason: conn
                 .prepare_cached(REASON)?
                 .query_row([record.queue, id], |row| row.get::<_, Option<String>>(0))
@@ -153,7 +157,9 @@ pub(crate) fn why(conn: &Connection, id: i64, now: Now) -> Result<Option<Why>> {
 pub(crate) fn next_event(conn: &Connection, queue: &str, now: Now) -> Result<Option<Duration>> {
     const SQL: &str = "SELECT
         (SELECT due_at FROM main.relet_retry_queue INDEXED BY relet_due
-          WHERE queue = q.id AND worker_id IS NULL AND behind = 0 AND due_at > ?2 ORDER BY due_at LIMIT 1),
+          WHERE queue = q.id AND on_wall = 0 AND worker_id IS NULL AND behind = 0 AND due_at > ?2 ORDER BY due_at LIMIT 1),
+        (SELECT due_at FROM main.relet_retry_queue INDEXED BY relet_due
+          WHERE queue = q.id AND on_wall = 1 AND worker_id IS NULL AND behind = 0 AND due_at > ?4 ORDER BY due_at LIMIT 1),
         (SELECT due_at FROM main.relet_retry_queue INDEXED BY relet_retry_due
           WHERE queue = q.id AND worker_id IS NOT NULL AND due_at > ?2 ORDER BY due_at LIMIT 1),
         (SELECT kept_until FROM main.relet_retry_queue INDEXED BY relet_retry_free
@@ -162,21 +168,22 @@ pub(crate) fn next_event(conn: &Connection, queue: &str, now: Now) -> Result<Opt
           WHERE queue = q.id AND line = -1 AND place > ?3 ORDER BY place LIMIT 1),
         q.id
         FROM main.relet_queues q WHERE q.name = ?1";
-    let waits = conn.prepare_cached(SQL)?.query_row(params![queue, now.wall, now.awake], |row| {
+    let waits = conn.prepare_cached(SQL)?.query_row(params![queue, now.time, now.awake, now.wall], |row| {
         let until = |column: usize, from: i64| {
             Ok::<_, rusqlite::Error>(row.get::<_, Option<i64>>(column)?.map(|at| span(from, at)))
         };
-        let waits = [until(0, now.wall)?, until(1, now.wall)?, until(2, now.wall)?, until(3, now.awake)?];
-        Ok((row.get(4)?, waits.into_iter().flatten().min()))
+        let on_time = [until(0, now.time)?, until(2, now.time)?, until(3, now.time)?];
+        let waits = on_time.into_iter().chain([until(1, now.wall)?, until(4, now.awake)?]);
+        Ok((row.get(5)?, waits.flatten().min()))
     });
     let Some((queue, next)) = waits.optional()? else { return Ok(None) };
-    let resumed = queues::paused_until(conn, queue, now)?.map(|until| span(now.wall, until));
+    let resumed = queues::paused_until(conn, queue, now)?.map(|until| span(now.time, until));
     let opened = gates::next_opening(conn, queue, now)?;
     Ok([next, resumed, opened].into_iter().flatten().min())
 }
 
 /// The retry queue, the earliest first.
-pub(crate) fn retry_queue(conn: &Connection, queue: Option<&str>, limit: usize) -> Result<Vec<Retrying>> {
+pub(crate) fn retry_queue(conn: &Connection, queue: Option<&str>, limit: usize, now: Now) -> Result<Vec<Retrying>> {
     const SQL: &str = "SELECT r.message, q.name, r.worker_id, r.due_at, r.reason, r.count
                          FROM main.relet_retry_queue r JOIN main.relet_queues q ON q.id = r.queue
                         WHERE r.reason IS NOT NULL AND (?1 IS NULL OR q.name = ?1)
@@ -187,7 +194,7 @@ pub(crate) fn retry_queue(conn: &Connection, queue: Option<&str>, limit: usize) 
             id: MessageId::new(row.get(0)?),
             queue: row.get(1)?,
             worker: row.get(2)?,
-            due_at: row.get(3)?,
+            due_at: now.shown(row.get(3)?), // it has been tried, so it is on the store's time
             reason: row.get(4)?,
             count: row.get(5)?,
         })
@@ -209,20 +216,20 @@ pub(crate) fn stuck(conn: &Connection, older_than: Duration, now: Now) -> Result
           JOIN main.relet_messages m ON m.id = r.message
          WHERE r.queue = q.id AND r.kept_until IS NOT NULL AND r.kept_until <= ?2 AND min(m.claimed_at, ?4) <= ?3
          ORDER BY 4, 1";
-    let claimed = now.wall.saturating_sub(millis(older_than));
+    let claimed = now.time.saturating_sub(millis(older_than));
     let mut statement = conn.prepare_cached(SQL)?;
-    let rows = statement.query_map(params![now.awake, now.wall, claimed, now.wall], |row| {
+    let rows = statement.query_map(params![now.awake, now.time, claimed, now.time], |row| {
         let overdue = match (row.get::<_, Option<i64>>(4)?, row.get::<_, Option<i64>>(5)?) {
             // Voided by a restart of its worker or the machine: when its lease would have ended is not known.
             (Some(lease_until), _) if lease_until == 0 || now.awake == i64::MAX => Duration::ZERO,
             (Some(lease_until), _) => span(lease_until, now.awake),
-            (None, due_at) => span(due_at.unwrap_or(now.wall), now.wall),
+            (None, due_at) => span(due_at.unwrap_or(now.time), now.time),
         };
         Ok(Stuck {
             id: MessageId::new(row.get(0)?),
             queue: row.get(1)?,
             worker: row.get(2)?,
-            age: span(row.get(3)?, now.wall),
+            age: span(row.get(3)?, now.time),
             overdue,
             attempts: row.get(6)?,
         })
@@ -236,10 +243,10 @@ pub(crate) fn deaths(conn: &Connection, within: Duration, more: u64, now: Now) -
                         CROSS JOIN main.relet_messages m ON m.id = f.message CROSS JOIN main.relet_queues q ON q.id = m.queue
                         WHERE f.status = 'dead' AND f.finished_at > ?1 AND f.finished_at <= ?2
                         ORDER BY f.finished_at DESC LIMIT ?3";
-    let since = now.wall.saturating_sub(millis(within));
+    let since = now.time.saturating_sub(millis(within));
     let most = i64::try_from(more.saturating_add(DEATHS_MAX)).unwrap_or(i64::MAX);
     let mut statement = conn.prepare_cached(SQL)?;
-    let mut rows = statement.query(params![since, now.wall, most])?;
+    let mut rows = statement.query(params![since, now.time, most])?;
     let mut deaths = BTreeMap::new();
     while let Some(row) = rows.next()? {
         *deaths.entry(row.get(0)?).or_default() += 1;
@@ -250,10 +257,9 @@ pub(crate) fn deaths(conn: &Connection, within: Duration, more: u64, now: Now) -
 /// Every queue's counters, and the ages that a few seeks tell.
 pub(crate) fn stats(conn: &Connection, stuck_after: Duration, now: Now) -> Result<Vec<QueueStats>> {
     const SQL: &str = "
-        SELECT name, id, CASE WHEN paused_at > ?1 THEN ?1 + (paused_until - paused_at) ELSE paused_until END
-          FROM main.relet_queues ORDER BY name";
+        SELECT name, id, paused_until FROM main.relet_queues ORDER BY name";
     let mut statement = conn.prepare_cached(SQL)?;
-    let rows = statement.query_map([now.wall], |row| {
+    let rows = statement.query_map([], |row| {
         let queue = QueueStats {
             queue: row.get(0)?,
             by_status: [0; Status::ALL.len()],
@@ -261,7 +267,7 @@ pub(crate) fn stats(conn: &Connection, stuck_after: Duration, now: Now) -> Resul
             acked: 0,
             stuck: 0,
             oldest_waiting: None,
-            paused_until: row.get::<_, Option<i64>>(2)?.filter(|until| *until > now.wall),
+            paused_until: row.get::<_, Option<i64>>(2)?.filter(|until| *until > now.time).map(|until| now.shown(until)),
         };
         Ok((row.get::<_, i64>(1)?, queue))
     })?;
@@ -283,13 +289,18 @@ pub(crate) fn stats(conn: &Connection, stuck_after: Duration, now: Now) -> Resul
 /// use, and one for what has become due and has not been moved yet.
 fn oldest_waiting(conn: &Connection, queue: i64, now: Now) -> Result<Option<Duration>> {
     const DUE: &str = "SELECT due_at FROM main.relet_retry_queue INDEXED BY relet_due
-                        WHERE queue = ?1 AND worker_id IS NULL AND behind = 0 AND due_at <= ?2 ORDER BY due_at LIMIT 1";
-    let mut oldest: Option<i64> =
-        conn.prepare_cached(DUE)?.query_row(params![queue, now.wall], |row| row.get(0)).optional()?;
+                        WHERE queue = ?1 AND on_wall = ?2 AND worker_id IS NULL AND behind = 0 AND due_at <= ?3
+                        ORDER BY due_at LIMIT 1";
+    let due = |on_wall: bool, until: i64| {
+        conn.prepare_cached(DUE)?.query_row(params![queue, on_wall, until], |row| row.get(0)).optional()
+    };
+    let on_time: Option<i64> = due(false, now.time)?;
+    let on_wall: Option<i64> = due(true, now.wall)?;
+    let mut oldest = on_time.into_iter().chain(on_wall.map(|due_at| now.of_wall(due_at))).min();
     let free = Route::ALL.into_iter().map(|route| Line { queue, gate: None, route });
     for line in free.chain(lines::gated(conn, queue)?) {
         let heads = lines::heads(conn, line, true)?;
         oldest = oldest.into_iter().chain(heads.into_iter().map(|head| head.since)).min();
     }
-    Ok(oldest.map(|since| span(since, now.wall)))
+    Ok(oldest.map(|since| span(since, now.time)))
 }

@@ -3,6 +3,7 @@
 use rusqlite::types::{FromSql, ToSql};
 use rusqlite::{Connection, OptionalExtension, params};
 
+use crate::clock::Now;
 use crate::error::{Error, Result};
 
 /// Reads one value; `None` where the key is absent.
@@ -14,6 +15,40 @@ pub(crate) fn get<T: FromSql>(conn: &Connection, key: &str) -> Result<Option<T>>
 /// Reads a value that every store has.
 pub(crate) fn need<T: FromSql>(conn: &Connection, key: &'static str) -> Result<T> {
     get(conn, key)?.ok_or_else(|| Error::Corrupt { detail: format!("relet_meta has no {key:?}") })
+}
+
+/// What the store knows of the machine's boot and clocks.
+#[derive(Debug, Default)]
+pub(crate) struct Clocks {
+    /// `None`: nothing was noted yet.
+    pub(crate) epoch: Option<i64>,
+    pub(crate) boot_id: Option<String>,
+    pub(crate) boot_mark: i64,
+    pub(crate) base: i64,
+    pub(crate) skew: i64,
+    /// The store's time, and how long the machine had been awake, when that was last noted.
+    pub(crate) seen: (i64, i64),
+}
+
+/// Reads all of it in one statement.
+pub(crate) fn clocks(conn: &Connection) -> Result<Clocks> {
+    const SQL: &str = "SELECT key, value FROM main.relet_meta";
+    let mut clocks = Clocks::default();
+    let mut statement = conn.prepare_cached(SQL)?;
+    let mut rows = statement.query([])?;
+    while let Some(row) = rows.next()? {
+        match row.get_ref(0)?.as_str().unwrap_or_default() {
+            "epoch" => clocks.epoch = Some(row.get(1)?),
+            "boot_id" => clocks.boot_id = row.get(1)?,
+            "boot_mark" => clocks.boot_mark = row.get(1)?,
+            "clock_base" => clocks.base = row.get(1)?,
+            "clock_skew" => clocks.skew = row.get(1)?,
+            "seen_at" => clocks.seen.0 = row.get(1)?,
+            "seen_awake" => clocks.seen.1 = row.get(1)?,
+            _ => {}
+        }
+    }
+    Ok(clocks)
 }
 
 pub(crate) fn set(conn: &Connection, key: &str, value: impl ToSql) -> Result<()> {
@@ -60,32 +95,11 @@ pub(crate) fn void_all_claims(conn: &Connection) -> Result<()> {
     Ok(())
 }
 
-/// Waits that were set as a span of time by a clock that is ahead of `now` (so it was set back since) begin again now.
-pub(crate) fn restart_waits(conn: &Connection, now: i64) -> Result<()> {
-    const ANY: &str = "SELECT EXISTS (SELECT 1 FROM main.relet_retry_queue INDEXED BY relet_set
-                                       WHERE set_at IS NOT NULL AND set_at > ?1)
-        OR EXISTS (SELECT 1 FROM main.relet_gates INDEXED BY relet_closed
-                    WHERE closed_at IS NOT NULL AND closed_at > ?1)
-        OR EXISTS (SELECT 1 FROM main.relet_queues INDEXED BY relet_paused
-                    WHERE paused_at IS NOT NULL AND paused_at > ?1)";
-    const MESSAGES: &str = "UPDATE main.relet_messages AS m SET due_at = ?1 + (r.due_at - r.set_at)
-                              FROM main.relet_retry_queue r INDEXED BY relet_set
-                             WHERE r.set_at IS NOT NULL AND r.set_at > ?1 AND m.id = r.message";
-    const RETRIES: &str = "UPDATE main.relet_retry_queue INDEXED BY relet_set
-                              SET due_at = ?1 + (due_at - set_at), kept_until = ?1 + (kept_until - set_at), set_at = ?1
-                            WHERE set_at IS NOT NULL AND set_at > ?1";
-    const GATES: &str = "UPDATE main.relet_gates INDEXED BY relet_closed
-                            SET closed_until = ?1 + (closed_until - closed_at), closed_at = ?1
-                          WHERE closed_at IS NOT NULL AND closed_at > ?1";
-    const QUEUES: &str = "UPDATE main.relet_queues INDEXED BY relet_paused
-                             SET paused_until = ?1 + (paused_until - paused_at), paused_at = ?1
-                           WHERE paused_at IS NOT NULL AND paused_at > ?1";
-    if conn.prepare_cached(ANY)?.query_row([now], |row| row.get(0))? {
-        conn.prepare_cached(GATES)?.execute([now])?;
-        conn.prepare_cached(QUEUES)?.execute([now])?;
-        conn.prepare_cached(MESSAGES)?.execute([now])?;
-        conn.prepare_cached(RETRIES)?.execute([now])?;
-    }
+/// The machine may have been restarted: a lease that is longer than it was made was made on another clock, and is void.
+pub(crate) fn void_unbelievable_claims(conn: &Connection, now: Now) -> Result<()> {
+    const SQL: &str = "UPDATE main.relet_messages INDEXED BY relet_lines SET place = 0
+                        WHERE queue IN (SELECT id FROM main.relet_queues) AND line = -1 AND place - lease_ms > ?1";
+    conn.prepare_cached(SQL)?.execute([now.awake])?;
     Ok(())
 }
 

@@ -14,7 +14,7 @@ pub(crate) fn step(tx: &mut Tx<'_>) -> Result<usize> {
     const KEPT: &str = "SELECT message FROM main.relet_finished INDEXED BY relet_kept
                          WHERE keep_until IS NOT NULL AND keep_until <= ?1 ORDER BY keep_until LIMIT ?2";
     const OVER: &str = "SELECT message FROM main.relet_expiry WHERE expires_at <= ?1 ORDER BY expires_at LIMIT ?2";
-    let now = tx.now.wall;
+    let now = tx.now.time;
     let kept = remove(tx, KEPT, params![now, PRUNE_STEP as i64])?;
     let over = records(tx, OVER, params![now, PRUNE_STEP as i64])?;
     for record in &over {
@@ -28,7 +28,7 @@ pub(crate) fn step(tx: &mut Tx<'_>) -> Result<usize> {
 pub(crate) fn dead_letters(tx: &mut Tx<'_>, age_ms: i64) -> Result<usize> {
     const SQL: &str = "SELECT message FROM main.relet_finished INDEXED BY relet_ends
                         WHERE status = 'dead' AND finished_at <= ?1 ORDER BY finished_at LIMIT ?2";
-    let before = tx.now.wall.saturating_sub(age_ms);
+    let before = tx.now.time.saturating_sub(age_ms);
     remove(tx, SQL, params![before, PRUNE_STEP as i64])
 }
 

@@ -2,9 +2,9 @@
 
 use rusqlite::{Connection, OptionalExtension, params};
 
-use crate::clock::{INSTANT_MAX, Now};
+use crate::clock::Now;
 use crate::error::Result;
-use crate::sql::{Tx, counters, gates, meta};
+use crate::sql::{Tx, counters, gates};
 
 /// What a queue's row says about its messages.
 #[derive(Debug, Clone, Default)]
@@ -79,30 +79,24 @@ pub(crate) fn configure(tx: &Tx<'_>, name: &str, own: &Own) -> Result<()> {
 
 /// Hands nothing out of a queue before this instant, or longer where it is paused for longer already.
 pub(crate) fn pause(tx: &Tx<'_>, name: &str, until: i64) -> Result<()> {
-    // Until it is resumed: that is no span of time, and no clock changes it.
-    const SQL: &str = "UPDATE main.relet_queues
-                          SET paused_until = max(ifnull(paused_until, 0), ?2),
-                              paused_at = CASE WHEN max(ifnull(paused_until, 0), ?2) < ?4 THEN ?3 ELSE 0 END
-                        WHERE id = ?1";
-    meta::restart_waits(tx.conn, tx.now.wall)?;
+    const SQL: &str = "UPDATE main.relet_queues SET paused_until = max(ifnull(paused_until, 0), ?2) WHERE id = ?1";
     let queue = find_or_make(tx, name)?;
-    tx.conn.prepare_cached(SQL)?.execute(params![queue.id, until, tx.now.wall, INSTANT_MAX])?;
+    tx.conn.prepare_cached(SQL)?.execute([queue.id, until])?;
     Ok(())
 }
 
 /// Hands messages out of a queue again, at once.
 pub(crate) fn resume(tx: &Tx<'_>, name: &str) -> Result<()> {
-    const SQL: &str = "UPDATE main.relet_queues SET paused_until = NULL, paused_at = NULL WHERE name = ?1";
+    const SQL: &str = "UPDATE main.relet_queues SET paused_until = NULL WHERE name = ?1";
     tx.conn.prepare_cached(SQL)?.execute([name])?;
     Ok(())
 }
 
-/// When a queue that is paused goes on. A clock that was set back since does not stretch that.
+/// When a queue that is paused goes on.
 pub(crate) fn paused_until(conn: &Connection, queue: i64, now: Now) -> Result<Option<i64>> {
-    const SQL: &str = "SELECT CASE WHEN paused_at > ?2 THEN ?2 + (paused_until - paused_at) ELSE paused_until END
-                         FROM main.relet_queues WHERE id = ?1 AND paused_until IS NOT NULL";
-    let until = conn.prepare_cached(SQL)?.query_row(params![queue, now.wall], |row| row.get(0)).optional()?;
-    Ok(until.filter(|until| *until > now.wall))
+    const SQL: &str = "SELECT paused_until FROM main.relet_queues WHERE id = ?1 AND paused_until IS NOT NULL";
+    let until = conn.prepare_cached(SQL)?.query_row([queue], |row| row.get(0)).optional()?;
+    Ok(until.filter(|until| *until > now.time))
 }
 
 /// From now on claims look for messages with a gate, too.

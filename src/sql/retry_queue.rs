@@ -2,6 +2,7 @@
 
 use rusqlite::{Connection, OptionalExtension, params};
 
+use crate::clock::Now;
 use crate::error::Result;
 use crate::sql::{Record, Tx};
 
@@ -9,8 +10,8 @@ use crate::sql::{Record, Tx};
 #[derive(Debug, Default)]
 pub(crate) struct Wait<'a> {
     pub(crate) due_at: i64,
-    /// When that was set as a span of time.
-    pub(crate) set_at: Option<i64>,
+    /// It is meant by the calendar, and so by the wall clock.
+    pub(crate) on_wall: bool,
     /// Deferred: the worker it is kept for, and until when.
     pub(crate) kept: Option<(&'a str, i64)>,
     /// The turn of its group comes first.
@@ -22,7 +23,7 @@ pub(crate) struct Wait<'a> {
 /// Puts a message there.
 pub(crate) fn put(tx: &mut Tx<'_>, record: &Record, wait: &Wait<'_>) -> Result<()> {
     const SQL: &str =
-        "INSERT INTO main.relet_retry_queue (queue, message, worker_id, due_at, set_at, kept_until, behind, reason, count)
+        "INSERT INTO main.relet_retry_queue (queue, message, worker_id, due_at, on_wall, kept_until, behind, reason, count)
                        VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)";
     let (worker, kept_until) = wait.kept.unzip();
     let (reason, count) = wait.reason.unzip();
@@ -31,7 +32,7 @@ pub(crate) fn put(tx: &mut Tx<'_>, record: &Record, wait: &Wait<'_>) -> Result<(
         record.id,
         worker,
         wait.due_at,
-        wait.set_at,
+        wait.on_wall,
         kept_until,
         wait.behind,
         reason,
@@ -39,6 +40,20 @@ pub(crate) fn put(tx: &mut Tx<'_>, record: &Record, wait: &Wait<'_>) -> Result<(
     ])?;
     tx.count_retrying(record.queue, i64::from(reason.is_some()));
     Ok(())
+}
+
+/// What a message that is parked still waits for, as an instant of the store's time; `None`: it is due.
+pub(crate) fn waits_until(conn: &Connection, record: &Record, now: Now) -> Result<Option<i64>> {
+    let Some(due_at) = record.due_at else { return Ok(None) };
+    let due_at = if is_on_wall(conn, record)? { now.of_wall(due_at) } else { due_at };
+    Ok(Some(due_at).filter(|due_at| *due_at > now.time))
+}
+
+/// Whether the instant that a message waits for is the wall clock's.
+pub(crate) fn is_on_wall(conn: &Connection, record: &Record) -> Result<bool> {
+    const SQL: &str = "SELECT on_wall FROM main.relet_retry_queue WHERE queue = ?1 AND message = ?2";
+    let found = conn.prepare_cached(SQL)?.query_row([record.queue, record.id], |row| row.get(0)).optional()?;
+    Ok(found.unwrap_or(false))
 }
 
 /// When a deferred message is no longer kept for its worker.

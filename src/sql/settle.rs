@@ -216,7 +216,7 @@ fn ack(tx: &mut Tx<'_>, record: Record) -> Result<Status> {
         dead::remove(tx, &record)?;
     } else {
         tx.conn.prepare_cached(KEEP)?.execute(params![record.id, to])?;
-        finished::put(tx.conn, record.id, to, tx.now.wall, Some(tx.now.after(tx.defaults.retention)))?;
+        finished::put(tx.conn, record.id, to, tx.now.time, Some(tx.now.after(tx.defaults.retention)))?;
         details::ended(tx.conn, &record)?;
         tx.count(record.queue, Some(record.place()), Some(Place::Done));
     }
@@ -268,7 +268,7 @@ fn give_back(tx: &mut Tx<'_>, mut record: Record, event: Event, retry: Option<(i
             due_at = ?4, attempts = ?5, extras = ?6
         WHERE id = ?1";
     let to = record.after(event, "given back")?;
-    let parked = retry.filter(|(due_at, _, _)| *due_at > tx.now.wall);
+    let parked = retry.filter(|(due_at, _, _)| *due_at > tx.now.time);
     if let Some((_, error, _)) = retry {
         record.last_error = Some(error.to_owned());
     }
@@ -282,8 +282,7 @@ fn give_back(tx: &mut Tx<'_>, mut record: Record, event: Event, retry: Option<(i
         record.extras.bits(),
     ])?;
     if let Some((due_at, error, count)) = parked {
-        let set_at = Some(tx.now.wall);
-        retry_queue::put(tx, &record, &Wait { due_at, set_at, reason: Some((error, count)), ..Wait::default() })?;
+        retry_queue::put(tx, &record, &Wait { due_at, reason: Some((error, count)), ..Wait::default() })?;
     }
     details::given_back(tx.conn, &record)?;
     groups::settle_turn(tx, record.queue, record.group.as_deref())?;
@@ -322,7 +321,7 @@ fn defer(
     let kept_until = grace.map_or(due_at, |grace| due_at.saturating_add(millis(grace)));
     let kept = record.worker.as_deref().map(|worker| (worker, kept_until));
     let reason = Some((reason, record.deferrals));
-    retry_queue::put(tx, &record, &Wait { due_at, set_at: Some(tx.now.wall), kept, reason, ..Wait::default() })?;
+    retry_queue::put(tx, &record, &Wait { due_at, kept, reason, ..Wait::default() })?;
     tx.count(record.queue, Some(record.place()), Some(Place::Deferred));
     Ok(to)
 }

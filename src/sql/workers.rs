@@ -87,7 +87,7 @@ pub(crate) fn register(tx: &Tx<'_>, label: &str, incarnation: i64, lock: Option<
     const SQL: &str =
         "INSERT INTO main.relet_workers (label, incarnation, pid, started_at, lock) VALUES (?1, ?2, ?3, ?4, ?5)";
     let pid = std::process::id();
-    tx.conn.prepare_cached(SQL)?.execute(params![label, incarnation, pid, tx.now.wall, lock])?;
+    tx.conn.prepare_cached(SQL)?.execute(params![label, incarnation, pid, tx.now.time, lock])?;
     Ok(())
 }
 

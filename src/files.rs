@@ -1,0 +1,423 @@
+//! Files: how the database is found, and what may lie beside it. relet opens, makes, changes and removes only what is certainly its own.
+//!
+//! A name beside the database may be anything: a symbolic link, a FIFO that blocks whoever opens it, somebody's only copy of something.
+//! So what is not a plain file of the expected form is never opened, nothing is opened through a link, and a folder is held by its
+//! descriptor while its files are handled. What is made takes the owner, the group and the mode of the database, as SQLite
+//! does for its own: a command that an administrator runs once must not shut the service out.
+
+use std::fs::{File, OpenOptions};
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result};
+
+/// The device and inode of a file: whether a path still leads to it.
+pub(crate) type Identity = (u64, u64);
+
+/// What SQLite keeps beside a database.
+const OF_SQLITE: [&str; 3] = ["-wal", "-shm", "-journal"];
+
+/// The absolute path of a database, so that it is the same file whatever the current folder becomes, and so that no name
+/// (":memory:", "file:…") means anything but itself.
+pub(crate) fn resolve(path: &Path) -> Result<PathBuf> {
+    let refuse = |detail: String| Error::Open { path: path.to_owned(), detail };
+    if path.as_os_str().as_encoded_bytes().contains(&0) {
+        return Err(refuse("the path contains a NUL byte".into()));
+    }
+    if let Ok(whole) = path.canonicalize() {
+        if whole.is_dir() {
+            return Err(refuse("it is a folder; name a file in it".into()));
+        }
+        return Ok(whole);
+    }
+    // A link that leads nowhere would be created at its end, where nobody looks for it.
+    if path.symlink_metadata().is_ok_and(|file| file.is_symlink()) {
+        return Err(refuse("it is a symbolic link that leads nowhere; remove it, or make what it leads to".into()));
+    }
+    let name = path.file_name().ok_or_else(|| refuse("it names no file".into()))?;
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    let folder = folder.canonicalize().map_err(|error| refuse(format!("its folder cannot be opened: {error}")))?;
+    Ok(folder.join(name))
+}
+
+/// A file that lies beside the database, under its name and a suffix.
+pub(crate) fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
+/// Makes an empty file where there is none.
+pub(crate) fn create(path: &Path, private: bool) -> Result<()> {
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    if private {
+        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    }
+    let _ = private;
+    match options.open(path) {
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+        Err(error) if matches!(error.kind(), ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem) => {
+            Err(Error::ReadOnly { path: path.to_owned(), detail: format!("the file cannot be created: {error}") })
+        }
+        Err(error) => Err(Error::Open { path: path.to_owned(), detail: error.to_string() }),
+    }
+}
+
+/// Refuses what cannot be one store under one name, before anything opens it: what is no plain file, and a file that can be reached by
+/// another name, where SQLite would keep a second log for it.
+pub(crate) fn check(path: &Path) -> Result<()> {
+    let refuse = |detail: String| Err(Error::Open { path: path.to_owned(), detail });
+    let file = match std::fs::metadata(path) {
+        Ok(file) => file,
+        Err(error) => return refuse(error.to_string()),
+    };
+    if !file.is_file() {
+        return refuse(format!("it is {}, not a file", kind(&file)));
+    }
+    if let Some(names) = names(&file).filter(|names| *names > 1) {
+        return refuse(format!(
+            "the file has {names} names (hard links), and each would have a log of its own, so that messages would be lost; \
+             remove the others, or copy the file (`find -samefile` lists them)"
+        ));
+    }
+    if is_mounted_alone(path) {
+        return refuse(
+            "the file itself is mounted here, without its folder, so that its log would be another one on the other side, and \
+             messages would be lost; mount the folder that it lies in"
+                .into(),
+        );
+    }
+    for suffix in OF_SQLITE {
+        let side = beside(path, suffix);
+        match side.symlink_metadata() {
+            Ok(file) if !file.is_file() => {
+                let detail = format!("it is {} where SQLite keeps a file of its own; move it away", kind(&file));
+                return Err(Error::Open { path: side, detail });
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// What a file is, if it is not a plain one.
+fn kind(file: &std::fs::Metadata) -> &'static str {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::FileTypeExt;
+        let kind = file.file_type();
+        if kind.is_fifo() {
+            return "a FIFO";
+        } else if kind.is_socket() {
+            return "a socket";
+        } else if kind.is_block_device() || kind.is_char_device() {
+            return "a device";
+        }
+    }
+    if file.is_dir() {
+        "a folder"
+    } else if file.is_symlink() {
+        "a symbolic link"
+    } else {
+        "no plain file"
+    }
+}
+
+#[cfg(unix)]
+fn names(file: &std::fs::Metadata) -> Option<u64> {
+    Some(std::os::unix::fs::MetadataExt::nlink(file))
+}
+
+#[cfg(not(unix))]
+fn names(_: &std::fs::Metadata) -> Option<u64> {
+    None
+}
+
+/// Whether the path is the root of a mount.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn is_mounted_alone(path: &Path) -> bool {
+    use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statx};
+    statx(CWD, path, AtFlags::empty(), StatxFlags::TYPE)
+        .is_ok_and(|file| file.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+fn is_mounted_alone(_: &Path) -> bool {
+    false
+}
+
+/// Asks the system before SQLite does, which would leave a log and an index beside a file that it cannot write.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+pub(crate) fn check_writable(path: &Path) -> Result<()> {
+    use rustix::fs::{Access, AtFlags, CWD, accessat};
+    for (place, what) in [(path, "the file"), (path.parent().unwrap_or(path), "its folder")] {
+        if let Err(error) = accessat(CWD, place, Access::WRITE_OK, AtFlags::EACCESS) {
+            let detail = format!("{what} cannot be written: {error}");
+            return Err(Error::ReadOnly { path: path.to_owned(), detail });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+pub(crate) fn check_writable(_: &Path) -> Result<()> {
+    Ok(())
+}
+
+/// The device and inode that a path leads to. `fs::metadata` opens nothing, so it drops none of SQLite's locks.
+#[cfg(unix)]
+pub(crate) fn identity(path: &Path) -> Option<Identity> {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata(path).ok().map(|file| (file.dev(), file.ino()))
+}
+
+/// Not known here: on this platform an open file cannot be replaced.
+#[cfg(not(unix))]
+pub(crate) fn identity(_: &Path) -> Option<Identity> {
+    Some((0, 0))
+}
+
+/// Gives a file that was just made the owner, the group and the mode of the database; a folder may also be searched by whoever may read.
+/// As far as the system lets us: only an administrator can give a file away, and then that is what is wanted.
+#[cfg(unix)]
+pub(crate) fn make_alike(made: &File, database: &Path) {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
+    let (Ok(model), Ok(file)) = (std::fs::metadata(database), made.metadata()) else { return };
+    if (model.uid(), model.gid()) != (file.uid(), file.gid())
+        && fchown(made, Some(model.uid()), Some(model.gid())).is_err()
+    {
+        let _ = fchown(made, None, Some(model.gid()));
+    }
+    let mode = model.mode() & 0o666;
+    let mode = if file.is_dir() { mode | (mode & 0o444) >> 2 } else { mode };
+    if file.mode() & 0o7777 != mode {
+        let _ = made.set_permissions(std::fs::Permissions::from_mode(mode)); // explicitly: the umask takes bits away
+    }
+}
+
+#[cfg(not(unix))]
+pub(crate) fn make_alike(_: &File, _: &Path) {}
+
+/// relet's own folder beside a database, in which the locks lie.
+#[derive(Debug, Clone)]
+pub(crate) struct Folder {
+    path: PathBuf,
+    database: PathBuf,
+}
+
+impl Folder {
+    pub(crate) fn new(database: &Path) -> Folder {
+        Folder { path: beside(database, "-relet-workers"), database: database.to_owned() }
+    }
+
+    pub(crate) fn path_of(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    fn refuse(&self, name: &str, detail: &str) -> Error {
+        Error::Open {
+            path: self.path_of(name),
+            detail: format!(
+                "a lock cannot be taken there: {detail}; {} must be a folder that can be written, and relet's alone: move \
+                 away what else lies there, or allow writing",
+                self.path.display()
+            ),
+        }
+    }
+}
+
+#[cfg(unix)]
+mod unix {
+    use std::os::unix::fs::MetadataExt;
+
+    use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, mkdirat, openat, statat, unlinkat};
+    use rustix::io::Errno;
+
+    use super::*;
+
+    const TRIES: u32 = 10;
+    /// Nothing is opened through a link, and nothing that is opened can block or be inherited.
+    const CAREFUL: OFlags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
+
+    impl Folder {
+        /// The folder itself, by its descriptor; `None`: there is none.
+        fn hold(&self) -> Result<Option<File>, Errno> {
+            match openat(CWD, &self.path, OFlags::RDONLY | OFlags::DIRECTORY | CAREFUL, Mode::empty()) {
+                Ok(folder) => Ok(Some(folder.into())),
+                Err(Errno::NOENT) => Ok(None),
+                Err(error) => Err(error),
+            }
+        }
+
+        fn hold_or_make(&self) -> Result<File, Errno> {
+            if let Some(folder) = self.hold()? {
+                return Ok(folder);
+            }
+            match mkdirat(CWD, &self.path, Mode::RWXU) {
+                Ok(()) => {
+                    let folder = self.hold()?.ok_or(Errno::NOENT)?;
+                    make_alike(&folder, &self.database);
+                    Ok(folder)
+                }
+                Err(Errno::EXIST) => self.hold()?.ok_or(Errno::NOENT),
+                Err(error) => Err(error),
+            }
+        }
+
+        /// Makes a file of this name, which must be new.
+        pub(crate) fn create(&self, name: &str) -> Result<File> {
+            self.make(name, OFlags::WRONLY | OFlags::EXCL)
+        }
+
+        /// Opens relet's file of this name, and makes it where there is none.
+        pub(crate) fn open_or_create(&self, name: &str) -> Result<File> {
+            match self.open(name)? {
+                Some(file) => {
+                    // The database's mode may have been changed since.
+                    make_alike(&file, &self.database);
+                    if let Ok(Some(folder)) = self.hold() {
+                        make_alike(&folder, &self.database);
+                    }
+                    Ok(file)
+                }
+                None => self.make(name, OFlags::RDWR),
+            }
+        }
+
+        fn make(&self, name: &str, how: OFlags) -> Result<File> {
+            let once = || {
+                let folder = self.hold_or_make()?;
+                openat(&folder, name, how | OFlags::CREATE | CAREFUL, Mode::RUSR | Mode::WUSR)
+            };
+            // The last one who was there may remove the empty folder in between.
+            let made = (0..TRIES).map(|_| once()).find(|made| !matches!(made, Err(Errno::NOENT))).unwrap_or_else(once);
+            let file = File::from(made.map_err(|error| self.refuse(name, &error.to_string()))?);
+            if !is_own(&file) {
+                return Err(self.refuse(name, "a file of this name is not relet's"));
+            }
+            make_alike(&file, &self.database);
+            Ok(file)
+        }
+
+        /// Opens relet's file of this name; `None`: there is none.
+        ///
+        /// # Errors
+        /// Also where something else has this name.
+        pub(crate) fn open(&self, name: &str) -> Result<Option<File>> {
+            let refuse = |detail: &str| Err(self.refuse(name, detail));
+            let opened = self.hold().and_then(|folder| match folder {
+                Some(folder) => openat(&folder, name, OFlags::RDONLY | CAREFUL, Mode::empty()).map(File::from),
+                None => Err(Errno::NOENT),
+            });
+            match opened {
+                Ok(file) if is_own(&file) => Ok(Some(file)),
+                Ok(_) => refuse("a file of this name is not relet's"),
+                Err(Errno::NOENT) => Ok(None),
+                Err(error) => refuse(&error.to_string()),
+            }
+        }
+
+        /// Whether a file of this name is there, and may not be opened by this user.
+        pub(crate) fn is_closed_to_us(&self, name: &str) -> bool {
+            let opened = self.hold().and_then(|folder| match folder {
+                Some(folder) => openat(&folder, name, OFlags::RDONLY | CAREFUL, Mode::empty()).map(drop),
+                None => Ok(()),
+            });
+            matches!(opened, Err(Errno::ACCESS | Errno::PERM))
+        }
+
+        /// Removes relet's file of this name.
+        pub(crate) fn remove(&self, name: &str) {
+            if let Ok(Some(folder)) = self.hold() {
+                let _ = unlinkat(&folder, name, AtFlags::empty());
+            }
+        }
+
+        /// Whether the file of this name is this one.
+        pub(crate) fn has(&self, name: &str, file: &File) -> bool {
+            let Ok(Some(folder)) = self.hold() else { return false };
+            let named = statat(&folder, name, AtFlags::SYMLINK_NOFOLLOW);
+            file.metadata()
+                .is_ok_and(|file| named.is_ok_and(|named| (named.st_dev, named.st_ino) == (file.dev(), file.ino())))
+        }
+
+        /// Removes the folder, if nothing lies there any more.
+        pub(crate) fn remove_if_empty(&self) {
+            let _ = unlinkat(CWD, &self.path, AtFlags::REMOVEDIR);
+        }
+
+        /// The names of what lies there.
+        pub(crate) fn names(&self) -> Vec<String> {
+            let Ok(Some(folder)) = self.hold() else { return Vec::new() };
+            let Ok(entries) = Dir::read_from(&folder) else { return Vec::new() };
+            entries.flatten().filter_map(|entry| entry.file_name().to_str().ok().map(str::to_owned)).collect()
+        }
+    }
+
+    /// An empty plain file of one name.
+    fn is_own(file: &File) -> bool {
+        file.metadata().is_ok_and(|file| file.is_file() && file.len() == 0 && file.nlink() == 1)
+    }
+}
+
+#[cfg(not(unix))]
+impl Folder {
+    /// Makes a file of this name, which must be new.
+    pub(crate) fn create(&self, name: &str) -> Result<File> {
+        let made = std::fs::create_dir_all(&self.path)
+            .and_then(|()| OpenOptions::new().write(true).create_new(true).open(self.path.join(name)));
+        made.map_err(|error| self.refuse(name, &error.to_string()))
+    }
+
+    /// Opens relet's file of this name, and makes it where there is none.
+    pub(crate) fn open_or_create(&self, name: &str) -> Result<File> {
+        let opened = std::fs::create_dir_all(&self.path).and_then(|()| {
+            OpenOptions::new().read(true).write(true).create(true).truncate(false).open(self.path.join(name))
+        });
+        opened.map_err(|error| self.refuse(name, &error.to_string()))
+    }
+
+    /// Opens relet's file of this name; `None`: there is none.
+    pub(crate) fn open(&self, name: &str) -> Result<Option<File>> {
+        let path = self.path.join(name);
+        match path.symlink_metadata() {
+            Ok(file) if file.is_file() && file.len() == 0 => {}
+            Ok(_) => return Err(self.refuse(name, "a file of this name is not relet's")),
+            Err(_) => return Ok(None),
+        }
+        match File::open(path) {
+            Ok(file) => Ok(Some(file)),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(self.refuse(name, &error.to_string())),
+        }
+    }
+
+    /// Whether a file of this name is there, and may not be opened by this user.
+    pub(crate) fn is_closed_to_us(&self, name: &str) -> bool {
+        File::open(self.path.join(name)).is_err_and(|error| error.kind() == ErrorKind::PermissionDenied)
+    }
+
+    /// Removes relet's file of this name.
+    pub(crate) fn remove(&self, name: &str) {
+        let _ = std::fs::remove_file(self.path.join(name));
+    }
+
+    /// Whether the file of this name is this one: nothing is removed here that somebody has open.
+    pub(crate) fn has(&self, _: &str, _: &File) -> bool {
+        true
+    }
+
+    pub(crate) fn remove_if_empty(&self) {}
+
+    /// The names of what lies there.
+    pub(crate) fn names(&self) -> Vec<String> {
+        let Ok(entries) = std::fs::read_dir(&self.path) else { return Vec::new() };
+        entries.flatten().filter_map(|entry| entry.file_name().to_str().map(str::to_owned)).collect()
+    }
+}
