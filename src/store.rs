@@ -306,10 +306,12 @@ impl Store {
         self.defer(need, text_bytes(&how), move |tx| sql::settle::settle(tx, receipt, &how, known))
     }
 
-    /// Settles many claims in one commit, each with an outcome of its own, in their order.
+    /// Settles many claims, each with an outcome of its own, in their order: in one commit, or in several where one would keep others
+    /// waiting for long (from some hundred claims on).
     ///
     /// # Errors
-    /// For the whole call, where nothing was settled; what is wrong with one receipt is in its own outcome.
+    /// For the whole call: what is wrong with one receipt is in its own outcome. What was settled before the error stays so, and
+    /// may be settled again with the same receipts.
     pub fn settle_all(&self, all: impl IntoIterator<Item = (Receipt, Settle)>) -> Result<Vec<Result<Settled>>> {
         let all: Vec<_> = all.into_iter().collect();
         let mut need = Need::Claim;
@@ -318,9 +320,7 @@ impl Store {
                 need = Need::Settle;
             }
         }
-        self.write(need, move |tx| {
-            all.iter().map(|(receipt, how)| item(sql::settle::settle(tx, *receipt, how, Known::default()))).collect()
-        })
+        self.each(need, all, |tx, (receipt, how)| sql::settle::settle(tx, *receipt, how, Known::default()))
     }
 
     /// Acks by receipt, as [`Claim::ack`](crate::Claim::ack) does.
@@ -360,13 +360,13 @@ impl Store {
         self.write(Need::Settle, move |tx| sql::dead::cancel(tx, id.get()))
     }
 
-    /// Cancels many in one commit, each with an outcome of its own.
+    /// Cancels many, each with an outcome of its own: in one commit, or in several where one would keep others waiting for long
+    /// (from some hundred messages on).
     ///
     /// # Errors
-    /// For the whole call, where nothing was cancelled.
+    /// For the whole call. What was cancelled before the error stays so, and may be cancelled again.
     pub fn cancel_all(&self, ids: impl IntoIterator<Item = MessageId>) -> Result<Vec<Result<()>>> {
-        let ids: Vec<_> = ids.into_iter().collect();
-        self.write(Need::Settle, move |tx| ids.iter().map(|id| item(sql::dead::cancel(tx, id.get()))).collect())
+        self.each(Need::Settle, ids.into_iter().collect(), |tx, id| sql::dead::cancel(tx, id.get()))
     }
 
     /// Changes the route of a live message: the claimable status it has, or will have when its holder gives it back.
@@ -421,7 +421,7 @@ impl Store {
         }
     }
 
-    /// Redrives the dead letters that this filter lists (its status does not count), in one commit, and says which of them could not be.
+    /// Redrives the dead letters that this filter lists (its status does not count), in as few commits as keep nobody waiting for long, and says which of them could not be.
     ///
     /// ```
     /// use relet::{Filter, Store};
@@ -437,20 +437,19 @@ impl Store {
     /// ```
     ///
     /// # Errors
-    /// For the whole call, where nothing was redriven.
+    /// What was redriven before the error stays so.
     pub fn redrive_where(&self, filter: &Filter) -> Result<Redriven> {
         let letters = self.list(&filter.clone().status(Status::Dead).payload(false))?;
         let ids: Vec<MessageId> = letters.into_iter().map(|letter| letter.id).collect();
-        self.write(Need::Settle, move |tx| {
-            let mut all = Redriven::default();
-            for id in &ids {
-                match item(sql::dead::redrive(tx, id.get()))? {
-                    Ok(()) => all.redriven.push(*id),
-                    Err(error) => all.refused.push((*id, error)),
-                }
+        let outcomes = self.each(Need::Settle, ids.clone(), |tx, id| sql::dead::redrive(tx, id.get()))?;
+        let mut all = Redriven::default();
+        for (id, outcome) in ids.into_iter().zip(outcomes) {
+            match outcome {
+                Ok(()) => all.redriven.push(id),
+                Err(error) => all.refused.push((id, error)),
             }
-            Ok(all)
-        })
+        }
+        Ok(all)
     }
 
     /// Deletes dead letters that died at least this long ago, in steps. Returns how many.
@@ -641,6 +640,34 @@ impl Store {
         match &self.inner.writer {
             Some(writer) => writer.wait(slot),
             None => slot.outcome(),
+        }
+    }
+
+    /// Does the same to each of these items, as many in a commit as its budget has room for. Returns their outcomes, in their order.
+    fn each<I: Send + Sync + 'static, T: Send + 'static>(
+        &self,
+        need: Need,
+        items: Vec<I>,
+        op: impl Fn(&mut Tx<'_>, &I) -> Result<T> + Copy + Send + 'static,
+    ) -> Result<Vec<Result<T>>> {
+        let items = Arc::new(items);
+        let mut outcomes = Vec::with_capacity(items.len());
+        loop {
+            let (items, from) = (items.clone(), outcomes.len());
+            let all = items.len();
+            outcomes.extend(self.write(need, move |tx| {
+                let mut done = Vec::new();
+                for at in &items[from..] {
+                    if !tx.budget.has_room(done.len()) {
+                        break;
+                    }
+                    done.push(item(op(tx, at))?);
+                }
+                Ok(done)
+            })?);
+            if outcomes.len() == all {
+                return Ok(outcomes);
+            }
         }
     }
 

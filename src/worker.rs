@@ -222,7 +222,8 @@ impl Worker {
         }
     }
 
-    /// Claims up to `count` messages of a queue in one commit, in the order of [`Worker::claim`].
+    /// Claims up to `count` messages of a queue, in the order of [`Worker::claim`]: in one commit, or in several where one would keep
+    /// others waiting for long (from some hundred messages on).
     ///
     /// # Errors
     /// As [`Worker::claim`].

@@ -22,11 +22,8 @@ struct View {
 
 const NO_ID: View =
     View { name: "no boot id", unshare: &["-m"], first: "mount --bind /dev/null /proc/sys/kernel/random/boot_id" };
-const ANOTHER_ID: View = View {
-    name: "another boot id",
-    unshare: &["-m"],
-    first: "mount --bind $DIR/id /proc/sys/kernel/random/boot_id",
-};
+const ANOTHER_ID: View =
+    View { name: "another boot id", unshare: &["-m"], first: "mount --bind $DIR/id /proc/sys/kernel/random/boot_id" };
 const NO_PROC: View = View { name: "no /proc", unshare: &["-m"], first: "mount -t tmpfs none /proc" };
 const ITS_OWN_PIDS: View =
     View { name: "its own process ids", unshare: &["-m", "-p", "-f", "--mount-proc"], first: "true" };
@@ -211,7 +208,8 @@ fn a_lease_is_as_long_in_every_view() {
             place.ok(holder, "claim q -w HOLDER --lease 1h");
             place.nothing(other, "claim q -w OTHER");
             let shown = place.ok(other, "show 1 --json");
-            let left: u64 = shown.split("\"lease_left_ms\":").nth(1).unwrap().split(',').next().unwrap().parse().unwrap();
+            let left: u64 =
+                shown.split("\"lease_left_ms\":").nth(1).unwrap().split(',').next().unwrap().parse().unwrap();
             assert!((3_500_000..=3_600_000).contains(&left), "{} {}: {left}", name(holder), name(other));
         }
     }
@@ -228,7 +226,11 @@ fn a_clock_that_cannot_be_compared_is_refused_and_the_holder_named() {
         let running = Service::start(&place, None);
         let ran = place.run(Some(view), "enqueue q two");
         let said = String::from_utf8_lossy(&ran.stderr);
-        assert!(!ran.status.success() && said.contains("\"SVC\"") && said.contains("mount /proc"), "{}: {said}", view.name);
+        assert!(
+            !ran.status.success() && said.contains("\"SVC\"") && said.contains("mount /proc"),
+            "{}: {said}",
+            view.name
+        );
         running.finish(None);
         assert!(Store::open(place.db()).unwrap().list(&Filter::new()).unwrap().is_empty());
     }

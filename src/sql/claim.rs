@@ -122,8 +122,6 @@ pub(crate) struct Next {
     pub(crate) again: bool,
 }
 
-/// Due messages that join the ready index, and void claims that are taken back, in one claim: so that no claim is long.
-const STEP_MAX: usize = 1000;
 /// Ready messages that are read at once, with their payloads.
 const READY_MAX: usize = 100;
 
@@ -207,7 +205,8 @@ pub(crate) fn claim_id(tx: &mut Tx<'_>, id: i64, who: &Who) -> Result<ById> {
         Ok(how) => how,
         Err(obstacle) => return Ok(ById::Not(obstacle)),
     };
-    if dead::give_up_if_spoiled(tx, &record, &payload)? {
+    if let Some(reason) = dead::spoiled(tx, &record, &payload) {
+        dead::give_up_spoiled(tx, &record, reason)?;
         return Ok(DEAD);
     }
     // Another's void or abandoned claim is taken back first, so that what is claimed is always ready or my own.
@@ -216,7 +215,8 @@ pub(crate) fn claim_id(tx: &mut Tx<'_>, id: i64, who: &Who) -> Result<ById> {
             Some(taken_back) => record = taken_back,
             None => return Ok(DEAD),
         }
-        if dead::give_up_if_spoiled(tx, &record, &payload)? {
+        if let Some(reason) = dead::spoiled(tx, &record, &payload) {
+            dead::give_up_spoiled(tx, &record, reason)?;
             return Ok(DEAD);
         }
         // Back in its group's line it may stand behind a member that was redriven meanwhile.
@@ -232,65 +232,128 @@ pub(crate) fn claim_id(tx: &mut Tx<'_>, id: i64, who: &Who) -> Result<ById> {
     Ok(take(tx, record, payload, who, queue_lease_ms, how)?.map_or(DEAD, |taken| ById::Taken(Box::new(taken))))
 }
 
-/// Claims the next messages of a queue, up to `wanted`.
+/// Claims the next messages of a queue, up to `wanted`, and no more than the transaction has room for.
 pub(crate) fn claim_next(tx: &mut Tx<'_>, queue: &str, who: &Who, wanted: usize) -> Result<Next> {
     let mut next = Next::default();
-    for _ in 0..STEP_MAX {
+    while next.taken.len() < wanted {
         let Some(look) = Look::at(tx, queue, who)? else { return Ok(next) };
         // What has become due joins the line before anything is handed out, or the order would not hold.
-        let mut cleared = if look.due { promote_due(tx, look.queue)? } else { 0 };
+        let mut cleared = if look.due { promote_due(tx, look.queue)? } else { Cleared::default() };
         // Void claims first, or a worker's own deferred message would pass a gate beside one of them.
         let mut own = None;
-        if look.void {
+        if look.void && !cleared.cut {
             own = if look.paused { None } else { own_void(tx, look.queue, who, &mut cleared)? };
             if own.is_none() {
-                cleared += take_back_void(tx, look.queue)?;
+                cleared.add(take_back_void(tx, look.queue)?);
             }
         }
-        if look.deferred && own.is_none() {
+        if look.deferred && own.is_none() && !cleared.cut {
             own = if look.paused { None } else { own_deferred(tx, look.queue, who, &mut cleared)? };
             if own.is_none() {
-                cleared += take_back_abandoned(tx, look.queue)?;
+                cleared.add(take_back_abandoned(tx, look.queue)?);
             }
+        }
+        // What is left of the way is for the next transaction: nothing is handed out past it.
+        if cleared.cut {
+            next.again = true;
+            break;
         }
         if let Some((record, payload, how)) = own {
             check_start(look.present, who)?;
-            if !dead::give_up_if_spoiled(tx, &record, &payload)? {
-                next.taken.extend(take(tx, record, payload, who, look.lease_ms, how)?);
+            // A claim that is recovered is taken back, in a way, and may die of it.
+            if (record.is_held() && !tx.budget.take()) || !tx.budget.has_room(next.taken.len()) {
+                next.again = true;
+                break;
             }
-            if next.taken.len() == wanted {
-                return Ok(next);
+            match give_up_if_spoiled(tx, &record, &payload)? {
+                Spoiled::No => next.taken.extend(take(tx, record, payload, who, look.lease_ms, how)?),
+                Spoiled::GivenUp => {}
+                Spoiled::Later => {
+                    next.again = true;
+                    break;
+                }
             }
             continue; // There may be more of its own.
         }
-        if cleared >= STEP_MAX {
-            break;
-        }
         // What has just become ready counts as well.
-        let look = match cleared {
+        let look = match cleared.rows {
             0 => look,
             _ => Look::at(tx, queue, who)?.unwrap_or(look),
         };
         let ready = look.ready(tx, who, wanted - next.taken.len())?;
-        if ready.is_empty() && cleared == 0 {
-            return Ok(next);
+        if ready.is_empty() && cleared.rows == 0 {
+            break;
         }
         if !ready.is_empty() {
             check_start(look.present, who)?;
         }
         for (record, payload) in ready {
-            let spoiled = dead::give_up_if_spoiled(tx, &record, &payload)?;
-            let taken = if spoiled { None } else { take(tx, record, payload, who, look.lease_ms, How::Claimed)? };
+            let spoiled = give_up_if_spoiled(tx, &record, &payload)?;
+            if spoiled == Spoiled::Later || !tx.budget.has_room(next.taken.len()) {
+                next.again = true;
+                return Ok(next);
+            }
+            let taken = match spoiled {
+                Spoiled::No => take(tx, record, payload, who, look.lease_ms, How::Claimed)?,
+                _ => None,
+            };
             // If it died instead, the next of its group may come before the rest: look again.
             let Some(taken) = taken else { break };
             next.taken.push(taken);
         }
-        if next.taken.len() == wanted {
-            return Ok(next);
-        }
     }
-    next.again = true;
     Ok(next)
+}
+
+/// How far the way was cleared.
+#[derive(Debug, Default)]
+struct Cleared {
+    rows: usize,
+    /// There is more to clear, and the transaction's budget is spent.
+    cut: bool,
+}
+
+impl Cleared {
+    fn add(&mut self, more: Cleared) {
+        self.rows += more.rows;
+        self.cut |= more.cut;
+    }
+
+    /// Clears what `find` finds, given how many at most, as far as the budget allows.
+    fn all(
+        tx: &mut Tx<'_>,
+        find: impl FnOnce(&Tx<'_>, i64) -> Result<Vec<i64>>,
+        mut clear: impl FnMut(&mut Tx<'_>, i64) -> Result<()>,
+    ) -> Result<Cleared> {
+        // One more than can be cleared, to see whether there is one.
+        let limit = tx.budget.left() as i64 + 1;
+        let mut rows = 0;
+        for id in find(tx, limit)? {
+            if !tx.budget.take() {
+                return Ok(Cleared { rows, cut: true });
+            }
+            clear(tx, id)?;
+            rows += 1;
+        }
+        Ok(Cleared { rows, cut: false })
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Spoiled {
+    No,
+    GivenUp,
+    /// It is, and the transaction's budget is spent.
+    Later,
+}
+
+fn give_up_if_spoiled(tx: &mut Tx<'_>, record: &Record, payload: &Payload) -> Result<Spoiled> {
+    let Some(reason) = dead::spoiled(tx, record, payload) else { return Ok(Spoiled::No) };
+    if !tx.budget.take() {
+        return Ok(Spoiled::Later);
+    }
+    dead::give_up_spoiled(tx, record, reason)?;
+    Ok(Spoiled::GivenUp)
 }
 
 /// What a claim sees of a queue in one statement: seeks only, so it costs the same whatever lies in the file.
@@ -406,7 +469,7 @@ impl Look {
 type Own = Option<(Record, Payload, How)>;
 
 /// The worker's own void claim.
-fn own_void(tx: &mut Tx<'_>, queue: i64, who: &Who, cleared: &mut usize) -> Result<Own> {
+fn own_void(tx: &mut Tx<'_>, queue: i64, who: &Who, cleared: &mut Cleared) -> Result<Own> {
     const SQL: &str = "SELECT id FROM main.relet_messages INDEXED BY relet_lines
                         WHERE queue = ?1 AND line = -1 AND place <= ?2 AND worker_id = ?3
                         ORDER BY place, id LIMIT ?4";
@@ -414,7 +477,7 @@ fn own_void(tx: &mut Tx<'_>, queue: i64, who: &Who, cleared: &mut usize) -> Resu
 }
 
 /// The worker's own deferred message that is due.
-fn own_deferred(tx: &mut Tx<'_>, queue: i64, who: &Who, cleared: &mut usize) -> Result<Own> {
+fn own_deferred(tx: &mut Tx<'_>, queue: i64, who: &Who, cleared: &mut Cleared) -> Result<Own> {
     const SQL: &str = "SELECT message FROM main.relet_retry_queue INDEXED BY relet_retry_kept
                         WHERE queue = ?1 AND worker_id = ?3 AND worker_id IS NOT NULL AND due_at <= ?2
                         ORDER BY due_at, message LIMIT ?4";
@@ -425,12 +488,14 @@ fn own_deferred(tx: &mut Tx<'_>, queue: i64, who: &Who, cleared: &mut usize) -> 
 fn first_own(
     tx: &mut Tx<'_>,
     who: &Who,
-    cleared: &mut usize,
+    cleared: &mut Cleared,
     find: impl Fn(&Tx<'_>, i64) -> Result<Vec<i64>>,
 ) -> Result<Own> {
-    // More than one only where the first is not for it: of a route that it leaves alone, say.
-    for limit in [1, STEP_MAX as i64] {
-        let found = find(tx, limit)?;
+    // More than one only where the first is not for it: of a route that it leaves alone, say. To look at them is paid for, too, but
+    // never with all that is left: else what the next transaction begins with would be the same again.
+    for limit in [1, tx.budget.left() / 2] {
+        let found = find(tx, limit.max(1) as i64)?;
+        tx.budget.spend(found.len().saturating_sub(1));
         for id in &found {
             let Some(record) = Record::load(tx.conn, *id)? else { continue };
             let crashed = record.crashes > 0 || record.is_held();
@@ -447,8 +512,12 @@ fn first_own(
                 }
                 // It waits with its siblings: kept here, a thousand of them would hide what comes after.
                 Err(Obstacle::Gate { .. }) if !record.is_held() => {
+                    if !tx.budget.take() {
+                        cleared.cut = true;
+                        return Ok(None);
+                    }
                     take_back(tx, &record)?;
-                    *cleared += 1;
+                    cleared.rows += 1;
                 }
                 Err(_) => {}
             }
@@ -460,8 +529,8 @@ fn first_own(
     Ok(None)
 }
 
-/// Moves what has become due into its line. Returns how many, at most [`STEP_MAX`].
-fn promote_due(tx: &mut Tx<'_>, queue: i64) -> Result<usize> {
+/// Moves what has become due into its line.
+fn promote_due(tx: &mut Tx<'_>, queue: i64) -> Result<Cleared> {
     const FIND: &str = "SELECT message FROM main.relet_retry_queue INDEXED BY relet_due
         WHERE queue = ?1 AND on_wall = ?2 AND worker_id IS NULL AND behind = 0 AND due_at <= ?3 ORDER BY due_at LIMIT ?4";
     const PROMOTE: &str = "UPDATE main.relet_messages
@@ -469,41 +538,50 @@ fn promote_due(tx: &mut Tx<'_>, queue: i64) -> Result<usize> {
                                          + CASE route WHEN 'pending' THEN 0 WHEN 'routing' THEN 1 WHEN 'queued' THEN 2 ELSE 3 END,
                                   place = -priority, due_at = due_at + ?2
                             WHERE id = ?1";
-    let on_time = ids(tx.conn, FIND, params![queue, false, tx.now.time, STEP_MAX as i64])?;
-    let on_wall = ids(tx.conn, FIND, params![queue, true, tx.now.wall, (STEP_MAX - on_time.len()) as i64])?;
-    let to_time = tx.now.time - tx.now.wall;
-    let due: Vec<_> = on_time.iter().map(|id| (id, 0)).chain(on_wall.iter().map(|id| (id, to_time))).collect();
-    for (id, moved) in &due {
-        tx.conn.prepare_cached(PROMOTE)?.execute([**id, *moved])?;
-        retry_queue::take_id(tx, queue, **id)?;
+    let mut cleared = Cleared::default();
+    for (on_wall, now) in [(false, tx.now.time), (true, tx.now.wall)] {
+        if cleared.cut {
+            break;
+        }
+        let moved = tx.now.time - now;
+        let find = |tx: &Tx<'_>, limit| ids(tx.conn, FIND, params![queue, on_wall, now, limit]);
+        cleared.add(Cleared::all(tx, find, |tx, id| {
+            tx.conn.prepare_cached(PROMOTE)?.execute([id, moved])?;
+            retry_queue::take_id(tx, queue, id)
+        })?);
     }
-    Ok(due.len())
+    Ok(cleared)
 }
 
-/// Takes back void claims. Returns how many, at most [`STEP_MAX`].
-fn take_back_void(tx: &mut Tx<'_>, queue: i64) -> Result<usize> {
+/// Takes back void claims.
+fn take_back_void(tx: &mut Tx<'_>, queue: i64) -> Result<Cleared> {
     const SQL: &str = "SELECT id FROM main.relet_messages INDEXED BY relet_lines
                         WHERE queue = ?1 AND line = -1 AND place <= ?2 ORDER BY place LIMIT ?3";
-    let found = ids(tx.conn, SQL, params![queue, tx.now.awake, STEP_MAX as i64])?;
-    take_back_all(tx, &found)
+    Cleared::all(
+        tx,
+        |tx, limit| ids(tx.conn, SQL, params![queue, tx.now.awake, limit]),
+        |tx, id| take_back_id(tx, queue, id),
+    )
 }
 
-/// Takes back deferred messages whose worker has not come for them. Returns how many, at most [`STEP_MAX`].
-fn take_back_abandoned(tx: &mut Tx<'_>, queue: i64) -> Result<usize> {
+/// Takes back deferred messages whose worker has not come for them.
+fn take_back_abandoned(tx: &mut Tx<'_>, queue: i64) -> Result<Cleared> {
     const SQL: &str = "SELECT message FROM main.relet_retry_queue INDEXED BY relet_retry_free
                         WHERE queue = ?1 AND kept_until IS NOT NULL AND kept_until <= ?2
                         ORDER BY kept_until LIMIT ?3";
-    let found = ids(tx.conn, SQL, params![queue, tx.now.time, STEP_MAX as i64])?;
-    take_back_all(tx, &found)
+    Cleared::all(
+        tx,
+        |tx, limit| ids(tx.conn, SQL, params![queue, tx.now.time, limit]),
+        |tx, id| take_back_id(tx, queue, id),
+    )
 }
 
-fn take_back_all(tx: &mut Tx<'_>, found: &[i64]) -> Result<usize> {
-    for id in found {
-        if let Some(record) = Record::load(tx.conn, *id)? {
-            take_back(tx, &record)?;
-        }
+fn take_back_id(tx: &mut Tx<'_>, queue: i64, id: i64) -> Result<()> {
+    match Record::load(tx.conn, id)? {
+        Some(record) => take_back(tx, &record).map(drop),
+        // A wait without its message goes, or it would be found here for ever.
+        None => retry_queue::take_id(tx, queue, id),
     }
-    Ok(found.len())
 }
 
 /// Ends another's claim that is void (a crash, and a new token, so that the late holder's receipt is stale) or abandoned

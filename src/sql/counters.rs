@@ -1,5 +1,7 @@
 //! `relet_counters`: how many messages a queue has of each kind, and the ids that were given out.
 
+use std::collections::BTreeMap;
+
 use rusqlite::{Connection, OptionalExtension, params};
 
 use crate::error::Result;
@@ -46,11 +48,10 @@ impl Place {
 
 /// How the counters change in this transaction: summed, and written once a queue at its end.
 #[derive(Debug, Default)]
-pub(crate) struct Counts(Vec<Change>);
+pub(crate) struct Counts(BTreeMap<i64, Change>);
 
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Default)]
 struct Change {
-    queue: i64,
     /// In the order of [`Place::at`].
     places: [i64; Place::COUNT],
     retrying: i64,
@@ -59,11 +60,7 @@ struct Change {
 
 impl Counts {
     fn of(&mut self, queue: i64) -> &mut Change {
-        let at = self.0.iter().position(|change| change.queue == queue).unwrap_or_else(|| {
-            self.0.push(Change { queue, places: [0; Place::COUNT], retrying: 0, acked: 0 });
-            self.0.len() - 1
-        });
-        &mut self.0[at]
+        self.0.entry(queue).or_default()
     }
 
     pub(crate) fn write(self, conn: &Connection) -> Result<()> {
@@ -76,7 +73,7 @@ impl Counts {
                                   dead = dead + ?8, cancelled = cancelled + ?9, retrying = retrying + ?10,
                                   acked = acked + ?11
                             WHERE queue = ?1";
-        for Change { queue, places, retrying, acked } in self.0 {
+        for (queue, Change { places, retrying, acked }) in self.0 {
             let [pending, routing, queued, local, deferred, done, dead, cancelled] = places;
             if [routing, queued, local, deferred, done, dead, cancelled, retrying] == [0; 8] {
                 if (pending, acked) != (0, 0) {

@@ -16,6 +16,9 @@ const CANCELLED_KEPT: Duration = Duration::from_secs(86_400);
 /// Why a message whose time to live is over becomes a dead letter.
 pub(crate) const EXPIRED: &str = "expired: its time to live was over before it could be handed out";
 
+/// Why a message whose payload cannot be trusted becomes one.
+const DAMAGED: &str = "damaged: its payload does not match the checksum that was stored with it";
+
 /// Who ends a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum By {
@@ -36,19 +39,22 @@ pub(crate) fn give_up(
     finish(tx, record, Event::GiveUp, reason, error, by)
 }
 
-/// Gives up what must not be handed out: its time to live is over, or its payload is not the one that was enqueued (which is
-/// not known of one that was left in the file).
-pub(crate) fn give_up_if_spoiled(tx: &mut Tx<'_>, record: &Record, payload: &Payload) -> Result<bool> {
-    let reason = if record.is_expired(tx.now.time) {
-        EXPIRED
+/// Why a message must not be handed out, if so: its time to live is over, or its payload is not the one that was enqueued (which
+/// is not known of one that was left in the file).
+pub(crate) fn spoiled(tx: &Tx<'_>, record: &Record, payload: &Payload) -> Option<&'static str> {
+    if record.is_expired(tx.now.time) {
+        Some(EXPIRED)
     } else if matches!(payload, Payload::Read(bytes) if crc32fast::hash(bytes) != record.payload_crc) {
-        tx.durable = true;
-        "damaged: its payload does not match the checksum that was stored with it"
+        Some(DAMAGED)
     } else {
-        return Ok(false);
-    };
-    give_up(tx, record, Some(reason), None, By::Another)?;
-    Ok(true)
+        None
+    }
+}
+
+/// Gives up what is spoiled, for this reason.
+pub(crate) fn give_up_spoiled(tx: &mut Tx<'_>, record: &Record, reason: &str) -> Result<()> {
+    tx.durable |= reason == DAMAGED;
+    give_up(tx, record, Some(reason), None, By::Another)
 }
 
 /// Cancels a live message; its holder's next call says so.

@@ -1,5 +1,6 @@
 //! Every statement, each beside the one function that binds it. All of it runs inside a transaction that somebody else began.
 
+pub(crate) mod budget;
 pub(crate) mod claim;
 pub(crate) mod counters;
 pub(crate) mod dead;
@@ -49,6 +50,8 @@ pub(crate) struct Tx<'c> {
     pub(crate) durable: bool,
     /// Set by a success that rests on a row which was there already: the commit must write something, or it would sync nothing.
     pub(crate) touch: bool,
+    /// How much more it may clear.
+    pub(crate) budget: budget::Budget,
     /// The largest message id that this transaction has given out.
     last_id: Option<i64>,
     counts: counters::Counts,
@@ -84,6 +87,7 @@ impl<'c> Tx<'c> {
             boot_mark,
             durable: false,
             touch: false,
+            budget: budget::Budget::new(),
             last_id: None,
             counts: counters::Counts::default(),
         }
