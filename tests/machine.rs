@@ -140,7 +140,8 @@ impl Service<'_> {
     fn start(place: &Place, view: Option<View>) -> Service<'_> {
         let go = place.dir.join("go");
         let _ = std::fs::remove_file(&go);
-        let wait = format!("echo begun; until [ -e {} ]; do sleep 0.02; done", go.display());
+        let (here, go) = (place.dir.path().display(), go.display());
+        let wait = format!("echo begun; while [ -d {here} ] && ! [ -e {go} ]; do sleep 0.02; done");
         let args = format!("work q -w SVC --lease 2s -- sh -c '{wait}'");
         let mut command = place.command(view, &args);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
