@@ -34,10 +34,14 @@ fn main() {
         let mut acks = Vec::new();
         for _ in 0..rounds {
             let laid = time(|| enqueue_with_tickets(&store, count));
-            let each = time(|| (0..count).for_each(|_| drop(store.queue("q").enqueue(PAYLOAD.to_vec()).unwrap())));
+            let each = time(|| {
+                (0..count).for_each(|_| assert!(!store.queue("q").enqueue(PAYLOAD.to_vec()).unwrap().existing()))
+            });
             enqueues.push((count, laid, each));
             let laid = time(|| ack_with_tickets(&worker, count));
-            let each = time(|| (0..count).for_each(|_| drop(worker.claim("q").unwrap().unwrap().ack().unwrap())));
+            let each = time(|| {
+                (0..count).for_each(|_| assert_ne!(worker.claim("q").unwrap().unwrap().ack().unwrap(), Settled::Gone))
+            });
             acks.push((count, laid, each));
         }
         say(&format!("enqueue, {name}"), enqueues);

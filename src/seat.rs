@@ -270,6 +270,8 @@ impl Seat {
         let reading = self.options.clock.read();
         let boot = if rebooted {
             Boot::note(&self.conn, &self.options.clock, || Ok(Others::Nobody))?
+        } else if jobs.iter().all(|job| job.need() == Need::Enqueue) {
+            self.boot.clone() // no token is issued
         } else {
             self.boot_now()?
         };
