@@ -5,9 +5,12 @@
 //! descriptor while its files are handled. What is made takes the owner, the group and the mode of the database, as SQLite
 //! does for its own: a command that an administrator runs once must not shut the service out.
 
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+
+use parking_lot::Mutex;
 
 use crate::error::{Error, Result};
 
@@ -181,6 +184,43 @@ pub(crate) fn identity(path: &Path) -> Option<Identity> {
 #[cfg(not(unix))]
 pub(crate) fn identity(_: &Path) -> Option<Identity> {
     Some((0, 0))
+}
+
+/// The files that this process has open, each under the path by which it was opened, and how often.
+static OPEN: Mutex<BTreeMap<Identity, (PathBuf, usize)>> = Mutex::new(BTreeMap::new());
+
+/// Says that a file is open in this process, for as long as it lives.
+#[derive(Debug)]
+pub(crate) struct InUse(Identity);
+
+impl InUse {
+    /// Refuses a file that this process has open already and that was moved since: within a process SQLite keeps one index for a
+    /// file, whatever its name, so that the log of the old name would be taken for that of the new one.
+    pub(crate) fn mark(path: &Path, identity: Identity) -> Result<InUse> {
+        let mut open = OPEN.lock();
+        let (before, count) = open.entry(identity).or_insert_with(|| (path.to_owned(), 0));
+        if before != path && self::identity(before) != Some(identity) {
+            let before = before.display();
+            let detail = format!(
+                "the file is open in this process as {before}, from where it was moved; drop every handle on that store first"
+            );
+            return Err(Error::Open { path: path.to_owned(), detail });
+        }
+        *count += 1;
+        Ok(InUse(identity))
+    }
+}
+
+impl Drop for InUse {
+    fn drop(&mut self) {
+        let mut open = OPEN.lock();
+        if let Some((_, count)) = open.get_mut(&self.0) {
+            *count -= 1;
+            if *count == 0 {
+                open.remove(&self.0);
+            }
+        }
+    }
 }
 
 /// Gives a file that was just made the owner, the group and the mode of the database; a folder may also be searched by whoever may read.

@@ -11,7 +11,7 @@ use crate::boot::Boot;
 use crate::clock::{Now, Timeline, millis};
 use crate::db::{self, Readers};
 use crate::error::{Error, Result};
-use crate::files::{self, Folder, Identity};
+use crate::files::{self, Folder, Identity, InUse};
 use crate::follower::Slot;
 use crate::liveness::Liveness;
 use crate::message::{MessageId, check_name};
@@ -73,6 +73,8 @@ struct Inner {
     risk: Arc<Mutex<()>>,
     /// The process that has opened it.
     pid: u32,
+    #[expect(dead_code, reason = "it says that the file is open; dropped last")]
+    in_use: Option<InUse>,
 }
 
 impl Drop for Inner {
@@ -112,7 +114,13 @@ impl Options {
     pub fn open(self, path: impl AsRef<Path>) -> Result<Store> {
         self.check()?;
         let path = files::resolve(path.as_ref())?;
+        let in_use = files::identity(&path).map(|identity| InUse::mark(&path, identity)).transpose()?;
         let opened = db::open(&path, &self)?;
+        let in_use = match in_use {
+            // It was there before.
+            Some(in_use) => Some(in_use),
+            None => files::identity(&path).map(|identity| InUse::mark(&path, identity)).transpose()?,
+        };
         let (store_id, identity) = (opened.store_id.clone(), opened.identity);
         let readers = db::readers(&path, &self)?;
         let waker = Arc::new(Waker::default());
@@ -129,6 +137,7 @@ impl Options {
             waker,
             risk: Arc::default(),
             pid: std::process::id(),
+            in_use,
         };
         Ok(Store { inner: Arc::new(inner) })
     }
@@ -155,6 +164,7 @@ impl Options {
             waker,
             risk: Arc::default(),
             pid: std::process::id(),
+            in_use: None,
         };
         Ok(Store { inner: Arc::new(inner) })
     }
@@ -166,8 +176,9 @@ impl Options {
     pub fn open_read_only(self, path: impl AsRef<Path>) -> Result<Store> {
         self.check()?;
         let path = files::resolve(path.as_ref())?;
-        let readers = db::open_read_only(&path, &self)?;
         let identity = files::identity(&path);
+        let in_use = identity.map(|identity| InUse::mark(&path, identity)).transpose()?;
+        let readers = db::open_read_only(&path, &self)?;
         let liveness = Arc::new(Liveness::new(Some(Folder::new(&path))));
         let mut inner = Inner {
             readers: Some(readers),
@@ -180,6 +191,7 @@ impl Options {
             waker: Arc::default(),
             risk: Arc::default(),
             pid: std::process::id(),
+            in_use,
         };
         inner.store_id = inner.read(|conn, _| meta::need(conn, "store_id"))?;
         Ok(Store { inner: Arc::new(inner) })

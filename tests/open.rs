@@ -496,7 +496,7 @@ fn a_file_that_was_deleted_is_noticed_and_nothing_is_acknowledged() {
 
     refuses_everything(&store, &path, &claim, &worker);
     assert!(!path.exists(), "no new file is made in its place");
-    drop((claim, worker, store));
+    drop((claim, worker, mail, store));
     assert_eq!(payloads(&Store::open(dir.join("moved.db")).unwrap()), ["a", "b"]);
 }
 
