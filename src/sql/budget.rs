@@ -92,10 +92,8 @@ mod tests {
         alive: usize,
     }
 
-    const HELD: &str = "SELECT count(*) FROM relet_messages WHERE worker_id = 'theirs'";
-
     fn kinds() -> [Kind; 4] {
-        let plain = || Message::new("m");
+        let (plain, held) = (|| Message::new("m"), "SELECT count(*) FROM relet_messages WHERE worker_id = 'theirs'");
         let deferred = Settle::Defer { delay: Duration::ZERO, reason: "later".into() };
         [
             Kind {
@@ -105,8 +103,8 @@ mod tests {
                 left: "SELECT count(*) FROM relet_retry_queue",
                 alive: COUNT,
             },
-            Kind { name: "void", message: plain, claimed: Some(None), left: HELD, alive: COUNT },
-            Kind { name: "abandoned", message: plain, claimed: Some(Some(deferred)), left: HELD, alive: COUNT },
+            Kind { name: "void", message: plain, claimed: Some(None), left: held, alive: COUNT },
+            Kind { name: "abandoned", message: plain, claimed: Some(Some(deferred)), left: held, alive: COUNT },
             Kind {
                 name: "expired",
                 message: || Message::new("m").ttl(SECOND),

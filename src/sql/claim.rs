@@ -551,7 +551,11 @@ fn promote_due(tx: &mut Tx<'_>, queue: i64) -> Result<Cleared> {
 fn take_back_void(tx: &mut Tx<'_>, queue: i64) -> Result<Cleared> {
     const SQL: &str = "SELECT id FROM main.relet_messages INDEXED BY relet_lines
                         WHERE queue = ?1 AND line = -1 AND place <= ?2 ORDER BY place LIMIT ?3";
-    Cleared::all(tx, |tx, limit| ids(tx.conn, SQL, params![queue, tx.now.awake, limit]), |tx, id| take_back_id(tx, queue, id))
+    Cleared::all(
+        tx,
+        |tx, limit| ids(tx.conn, SQL, params![queue, tx.now.awake, limit]),
+        |tx, id| take_back_id(tx, queue, id),
+    )
 }
 
 /// Takes back deferred messages whose worker has not come for them.
@@ -559,7 +563,11 @@ fn take_back_abandoned(tx: &mut Tx<'_>, queue: i64) -> Result<Cleared> {
     const SQL: &str = "SELECT message FROM main.relet_retry_queue INDEXED BY relet_retry_free
                         WHERE queue = ?1 AND kept_until IS NOT NULL AND kept_until <= ?2
                         ORDER BY kept_until LIMIT ?3";
-    Cleared::all(tx, |tx, limit| ids(tx.conn, SQL, params![queue, tx.now.wall, limit]), |tx, id| take_back_id(tx, queue, id))
+    Cleared::all(
+        tx,
+        |tx, limit| ids(tx.conn, SQL, params![queue, tx.now.wall, limit]),
+        |tx, id| take_back_id(tx, queue, id),
+    )
 }
 
 fn take_back_id(tx: &mut Tx<'_>, queue: i64, id: i64) -> Result<()> {
