@@ -225,3 +225,12 @@ CREATE TABLE relet_workers (
   started_at  INTEGER NOT NULL,
   lock        TEXT                   -- the file whose lock it holds while it lives, in the folder beside the store; NULL: in memory
 ) STRICT, WITHOUT ROWID;
+
+-- Starts of workers that are over, of which something still looks as if it were theirs: that is cleared in steps, and the row goes
+-- with the last of it.
+CREATE TABLE relet_ended (
+  label TEXT    NOT NULL,            -- '': all workers, with what was claimed before a restart of the machine
+  dead  INTEGER NOT NULL CHECK (dead = 0 OR dead = 1),   -- 1: what it holds is void; 0: that keeps its leases, only what it deferred is anyone's
+  upto  INTEGER NOT NULL,            -- every start of the label up to this incarnation; of '': every epoch before this one
+  PRIMARY KEY (label, dead)
+) STRICT, WITHOUT ROWID;

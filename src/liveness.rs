@@ -17,18 +17,22 @@ use crate::error::{Error, Result};
 use crate::files::Folder;
 use crate::presence::{Lock, Probe, probe};
 use crate::sql::workers::{self, WorkerRow};
-use crate::sql::{Tx, meta};
+use crate::sql::{Tx, ended, meta};
 use crate::view::Life;
 
-/// How often claims look for dead owners while there is something else to claim.
+/// How often claims look for dead owners while there is something else to claim, …
 const LOOK_EVERY: Duration = Duration::from_millis(25);
+/// … and this much less often for each worker that is registered: all processes together then look as often as a few would, at any
+/// number of them, and since they do not look at the same time, a death is seen as soon.
+const LOOK_EVERY_PER_WORKER: Duration = Duration::from_millis(10);
 
 /// Where the workers of a store hold their locks.
 #[derive(Debug)]
 pub(crate) struct Liveness {
     /// `None`: in memory, where a worker lives as long as its row.
     folder: Option<Folder>,
-    looked: Mutex<Option<Stopwatch>>,
+    /// When dead owners were looked for, and how long that is good for.
+    looked: Mutex<Option<(Stopwatch, Duration)>>,
     /// Starts that have ended but could not be struck off the store then. Their locks are held until that is done, or their
     /// end would be taken for a death.
     ended: Mutex<Vec<Ended>>,
@@ -53,7 +57,7 @@ impl Liveness {
 
     /// Strikes off what has ended. A lock is let go of only once its row is seen to be gone, so that a transaction which is
     /// not committed changes nothing.
-    fn strike_ended(&self, tx: &Tx<'_>) -> Result<()> {
+    pub(crate) fn strike_ended(&self, tx: &Tx<'_>) -> Result<()> {
         let mut waiting = Vec::new();
         let mut ended = self.ended.lock();
         for start in ended.drain(..) {
@@ -70,9 +74,9 @@ impl Liveness {
     /// Whether it is time to look for dead owners again.
     pub(crate) fn is_due(&self) -> bool {
         let mut looked = self.looked.lock();
-        let due = looked.as_ref().is_none_or(|looked| looked.elapsed() >= LOOK_EVERY);
+        let due = looked.as_ref().is_none_or(|(watch, good_for)| watch.elapsed() >= *good_for);
         if due {
-            *looked = Some(Stopwatch::start());
+            *looked = Some((Stopwatch::start(), LOOK_EVERY));
         }
         due
     }
@@ -81,7 +85,7 @@ impl Liveness {
     /// cannot be known whether that lives, then its leases decide.
     pub(crate) fn start(&self, tx: &mut Tx<'_>, label: &str) -> Result<(i64, Option<Lock>)> {
         self.sweep(tx)?;
-        self.bury_dead(tx)?; // and strikes off what has ended
+        self.strike_ended(tx)?;
         let earlier = workers::find(tx.conn, label)?;
         let probe = earlier.as_ref().map(|row| self.probe(row));
         if let Some(row) = earlier {
@@ -92,30 +96,28 @@ impl Liveness {
                     started_at: tx.now.shown(row.started_at),
                 });
             }
-            workers::strike(tx, label, row.incarnation)?;
+            workers::remove(tx, label, row.incarnation)?;
         }
-        if probe != Some(Probe::Unknown) {
-            workers::void(tx, label)?;
-        }
+        let before = meta::get::<i64>(tx.conn, "incarnation")?.unwrap_or(0);
+        ended::mark(tx.conn, label, before, probe != Some(Probe::Unknown))?;
+        ended::clear_if_few(tx.conn)?;
         let lock = self.folder.as_ref().map(Lock::take).transpose()?;
-        let incarnation = meta::get::<i64>(tx.conn, "incarnation")?.unwrap_or(0) + 1;
+        let incarnation = before + 1;
         meta::set(tx.conn, "incarnation", incarnation)?;
         workers::register(tx, label, incarnation, lock.as_ref().map(Lock::name))?;
         Ok((incarnation, lock))
     }
 
-    /// Makes the claims of dead owners void. Returns whether there were any.
-    pub(crate) fn bury_dead(&self, tx: &mut Tx<'_>) -> Result<bool> {
-        self.strike_ended(tx)?;
-        let mut any = false;
-        for row in workers::all(tx.conn)? {
-            if self.probe(&row) == Probe::Dead {
-                workers::void(tx, &row.label)?;
-                workers::strike(tx, &row.label, row.incarnation)?;
-                any = true;
-            }
-        }
-        Ok(any)
+    /// Which of these registered starts are dead. Needs no transaction, see [`Liveness::life`].
+    pub(crate) fn dead(&self, rows: Vec<WorkerRow>) -> Vec<WorkerRow> {
+        let good_for = LOOK_EVERY.max(LOOK_EVERY_PER_WORKER * u32::try_from(rows.len()).unwrap_or(u32::MAX));
+        *self.looked.lock() = Some((Stopwatch::start(), good_for));
+        rows.into_iter().filter(|row| self.probe(row) == Probe::Dead).collect()
+    }
+
+    /// Whether starts have ended and are not struck off yet.
+    pub(crate) fn has_ended(&self) -> bool {
+        !self.ended.lock().is_empty()
     }
 
     fn probe(&self, row: &WorkerRow) -> Probe {

@@ -683,6 +683,35 @@ impl Store {
         }
     }
 
+    /// Looks for dead owners, without the write lock, and makes their claims void, in steps. Returns whether there were any.
+    pub(crate) fn bury_dead(&self) -> Result<bool> {
+        let (rows, marked) = self.read(|conn, _| Ok((sql::workers::all(conn)?, sql::ended::any(conn)?)))?;
+        let liveness = self.liveness();
+        let dead = liveness.dead(rows);
+        if liveness.has_ended() {
+            let liveness = liveness.clone();
+            self.write(Need::Claim, move |tx| liveness.strike_ended(tx))?;
+        }
+        if dead.is_empty() && !marked {
+            return Ok(false);
+        }
+        if !dead.is_empty() {
+            self.each(Need::Claim, dead, |tx, row| sql::workers::bury(tx, row))?;
+        }
+        self.clear_ended()?;
+        Ok(true)
+    }
+
+    /// Changes what still looks like a start's that is over, see [`sql::ended`].
+    pub(crate) fn clear_ended(&self) -> Result<()> {
+        let found = self.read(|conn, _| sql::ended::find(conn, usize::MAX))?.unwrap_or_default();
+        if !found.marks.is_empty() {
+            self.each(Need::Claim, found.into_steps(), |tx, step| sql::ended::step(tx, step))?;
+            self.inner.waker.ring();
+        }
+        Ok(())
+    }
+
     /// Repeats a bounded step, each in a commit of its own, until it has nothing left to do.
     fn in_steps(&self, step: impl Fn(&mut Tx<'_>) -> Result<usize> + Copy + Send + 'static) -> Result<u64> {
         let mut all = 0;

@@ -85,8 +85,11 @@ impl Worker {
         check_name("worker label", label)?;
         let label: Arc<str> = label.into();
         let (registered, liveness) = (label.clone(), store.liveness().clone());
+        store.bury_dead()?;
         let (incarnation, lock) = store.write(Need::Settle, move |tx| liveness.start(tx, &registered))?;
-        Ok(Worker::new(store, label, incarnation, lock))
+        let worker = Worker::new(store, label, incarnation, lock);
+        worker.store().clear_ended()?;
+        Ok(worker)
     }
 
     /// Commands that this process runs from now on inherit the worker's lock: one that outlives this process keeps the
@@ -251,10 +254,18 @@ impl Worker {
     /// # Errors
     /// As [`Worker::claim`].
     pub fn claim_id(&self, id: impl Into<MessageId>) -> Result<Verdict> {
-        let (id, who) = (id.into(), self.who.clone());
-        let liveness = self.start.store.liveness().clone();
-        let (verdict, queue) = self.start.store.write(Need::Claim, move |tx| {
-            liveness.bury_dead(tx)?;
+        let id = id.into();
+        let (verdict, queue) = match self.claim_this(id)? {
+            // Whoever has it may be dead.
+            (ById::Not(_), _) if self.store().bury_dead()? => self.claim_this(id)?,
+            claimed => claimed,
+        };
+        Ok(Verdict::new(self, verdict, &queue))
+    }
+
+    fn claim_this(&self, id: MessageId) -> Result<(ById, String)> {
+        let who = self.who.clone();
+        self.store().write(Need::Claim, move |tx| {
             let verdict = match sql::claim::claim_id(tx, id.get(), &who)? {
                 ById::Not(obstacle) => ById::Not(obstacle.shown(tx.now)),
                 verdict => verdict,
@@ -264,25 +275,32 @@ impl Worker {
                 _ => String::new(),
             };
             Ok((verdict, queue))
-        })?;
-        Ok(Verdict::new(self, verdict, &queue))
+        })
     }
 
     /// One step of a claim, in one commit. Now and then, and if it is eager whenever it finds nothing, it looks for dead owners:
     /// their claims are taken over at once.
     fn claim_some(&self, queue: &Arc<str>, wanted: usize, eager: bool) -> Result<Next> {
-        let (queue, who, liveness) = (queue.clone(), self.who.clone(), self.start.store.liveness().clone());
-        let look = liveness.is_due();
-        self.start.store.write(Need::Claim, move |tx| {
-            if look {
-                liveness.bury_dead(tx)?;
-            }
-            let next = sql::claim::claim_next(tx, &queue, &who, wanted)?;
-            if look || !eager || !next.taken.is_empty() || !liveness.bury_dead(tx)? {
-                return Ok(next);
-            }
-            sql::claim::claim_next(tx, &queue, &who, wanted)
-        })
+        let looked = self.bury_dead_if_due()?;
+        let next = self.claim_once(queue, wanted)?;
+        if looked || !eager || next.again || !next.taken.is_empty() || !self.store().bury_dead()? {
+            return Ok(next);
+        }
+        self.claim_once(queue, wanted)
+    }
+
+    fn claim_once(&self, queue: &Arc<str>, wanted: usize) -> Result<Next> {
+        let (queue, who) = (queue.clone(), self.who.clone());
+        self.store().write(Need::Claim, move |tx| sql::claim::claim_next(tx, &queue, &who, wanted))
+    }
+
+    /// Looks for dead owners, if that is due. Returns whether it was.
+    fn bury_dead_if_due(&self) -> Result<bool> {
+        let due = self.store().liveness().is_due();
+        if due {
+            self.store().bury_dead()?;
+        }
+        Ok(due)
     }
 
     /// The same worker, which leaves alone what has crashed before, unless `crashed`.
@@ -298,8 +316,8 @@ impl Worker {
         queues: Vec<Arc<str>>,
         first: impl Fn() -> Vec<(Receipt, Settle)> + Send + 'static,
     ) -> Result<Step> {
-        let (who, liveness) = (self.who.clone(), self.start.store.liveness().clone());
-        let look = liveness.is_due();
+        let who = self.who.clone();
+        self.bury_dead_if_due()?;
         let need = if settle.is_some() { Need::Settle } else { Need::Claim };
         self.start.store.write(need, move |tx| {
             let settled = match &settle {
@@ -308,9 +326,6 @@ impl Worker {
             };
             for (receipt, how) in first() {
                 let _ = item(sql::settle::settle(tx, receipt, &how, Known::default()))?;
-            }
-            if look {
-                liveness.bury_dead(tx)?;
             }
             let mut step = Step { settled, taken: None, again: false };
             for (at, queue) in queues.iter().enumerate() {

@@ -51,7 +51,7 @@ const HOT: [&str; 16] = [
 ];
 
 /// Statements that read a whole index or table, and why they may.
-const SCANS: [(&str, &str); 19] = [
+const SCANS: [(&str, &str); 22] = [
     ("sql/meta.rs clocks SQL", "a dozen rows, in one page"),
     ("sql/doctor.rs", "reads everything, and says so"),
     ("sql/look.rs stats SQL", "one row for each queue"),
@@ -62,15 +62,18 @@ const SCANS: [(&str, &str); 19] = [
     ("sql/gates.rs empty_all SQL", "after a restart of the machine: only the gates"),
     ("sql/gates.rs all SQL", "one row for each gate and queue"),
     ("sql/counters.rs of HELD", "only what is held"),
-    ("sql/meta.rs void_all_claims LEASES", "after a restart of the machine: only what is held"),
-    ("sql/meta.rs void_all_claims KEPT", "after a restart of the machine: only the retry queue"),
+    ("sql/ended.rs mark_all SQL", "after a restart of the machine: only the marks"),
+    ("sql/ended.rs any SQL", "only whether there are marks"),
+    ("sql/ended.rs find MARKS", "only the marks"),
+    ("sql/ended.rs find QUEUES", "at most a bounded number of queues"),
+    ("sql/ended.rs find HELD", "at most a bounded number under the write lock, all only by a reader"),
+    ("sql/ended.rs find KEPT", "at most a bounded number under the write lock, all only by a reader"),
     ("sql/meta.rs void_all_claims WORKERS", "after a restart of the machine: only the workers"),
     ("sql/meta.rs exists SQL", "the database's own list of tables"),
     ("sql/meta.rs is_empty SQL", "the database's own list of tables"),
     ("sql/schedules.rs", "only the schedules"),
     ("sql/workers.rs all SQL", "only the workers that run"),
     ("sql/workers.rs holdings SQL", "a listing: only what is held or deferred"),
-    ("sql/workers.rs void SQL", "at the start or the death of a worker: only what is held"),
 ];
 
 /// Statements that may sort, and why. None is on the way of a message.
@@ -380,7 +383,7 @@ fn a_claim_costs_the_same_whatever_lies_in_the_file() {
     let queue = 1;
     let awake = 1_000_000;
     let (shut, open) = (1, 2);
-    let seeks: [(&str, &[(usize, i64)]); 21] = [
+    let seeks: [(&str, &[(usize, i64)]); 20] = [
         ("sql/claim.rs at SQL", &[(1, queue), (2, awake)]),
         ("sql/claim.rs at_what_waits SQL", &[(1, queue), (2, now), (3, now)]),
         ("sql/claim.rs own_void SQL", &[(1, queue), (2, awake), (4, 256)]),
@@ -396,8 +399,7 @@ fn a_claim_costs_the_same_whatever_lies_in_the_file() {
         ("sql/gates.rs find SQL", &[(1, shut)]),
         ("sql/gates.rs held SQL", &[(1, open), (2, awake), (3, 0), (4, 1)]),
         ("sql/workers.rs all SQL", &[]),
-        ("sql/workers.rs void SQL", &[]),
-        ("sql/workers.rs strike UNKEEP", &[]),
+        ("sql/workers.rs remove SQL", &[]),
         ("sql/record.rs load_row SQL", &[(1, 2)]),
         ("sql/groups.rs turn_of SQL", &[(1, queue)]),
         ("sql/groups.rs first_live SQL", &[(1, queue)]),

@@ -95,8 +95,7 @@ mod tests {
     }
 
     fn kinds() -> [Kind; 4] {
-        let plain = || Message::new("m");
-        let held = "SELECT count(*) FROM relet_messages WHERE worker_id = 'theirs'";
+        let (plain, held) = (|| Message::new("m"), "SELECT count(*) FROM relet_messages WHERE worker_id = 'theirs'");
         let deferred = Settle::Defer { delay: Duration::ZERO, reason: "later".into() };
         [
             Kind {

@@ -173,7 +173,11 @@ pub(crate) fn of(conn: &Connection, queue: i64) -> Result<Counted> {
     };
     let counters = conn.prepare_cached(SQL)?.query_row([queue], read).optional()?.unwrap_or_default();
     let [mut pending, routing, queued, local, deferred, done, dead, cancelled, retrying, acked] = counters;
-    let held: i64 = conn.prepare_cached(HELD)?.query_row([queue], |row| row.get(0))?;
+    // What is held is counted on its route, too: a queue that is empty costs one seek.
+    let held: i64 = match pending + routing + queued + local {
+        0 => 0,
+        _ => conn.prepare_cached(HELD)?.query_row([queue], |row| row.get(0))?,
+    };
     let mut others = [(Route::Routing, routing), (Route::Queued, queued), (Route::PendingLocal, local)];
     let mut held_on_pending = held;
     for (route, count) in &mut others {

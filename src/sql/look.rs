@@ -257,30 +257,35 @@ pub(crate) fn deaths(conn: &Connection, within: Duration, more: u64, now: Now) -
 /// Every queue's counters, and the ages that a few seeks tell.
 pub(crate) fn stats(conn: &Connection, stuck_after: Duration, now: Now) -> Result<Vec<QueueStats>> {
     const SQL: &str = "
-        SELECT name, id, paused_until FROM main.relet_queues ORDER BY name";
+        SELECT q.name, q.id, q.paused_until,
+               (SELECT count(*) FROM main.relet_messages m INDEXED BY relet_lines
+                 WHERE m.queue = q.id AND m.line = -1 AND m.place <= ?2 AND min(m.claimed_at, ?1) <= ?3)
+             + (SELECT count(*) FROM main.relet_retry_queue r INDEXED BY relet_retry_free CROSS JOIN main.relet_messages m
+                 WHERE r.queue = q.id AND r.kept_until IS NOT NULL AND r.kept_until <= ?1 AND m.id = r.message
+                   AND min(m.claimed_at, ?1) <= ?3)
+          FROM main.relet_queues q ORDER BY q.name";
+    let claimed = now.time.saturating_sub(millis(stuck_after));
     let mut statement = conn.prepare_cached(SQL)?;
-    let rows = statement.query_map([], |row| {
+    let rows = statement.query_map([now.time, now.awake, claimed], |row| {
         let queue = QueueStats {
             queue: row.get(0)?,
             by_status: [0; Status::ALL.len()],
             retrying: 0,
             acked: 0,
-            stuck: 0,
+            stuck: row.get::<_, i64>(3)?.unsigned_abs(),
             oldest_waiting: None,
             paused_until: row.get::<_, Option<i64>>(2)?.filter(|until| *until > now.time).map(|until| now.shown(until)),
         };
         Ok((row.get::<_, i64>(1)?, queue))
     })?;
     let mut queues = rows.collect::<rusqlite::Result<Vec<_>>>()?;
-    for stuck in stuck(conn, stuck_after, now)? {
-        if let Some((_, queue)) = queues.iter_mut().find(|(_, queue)| queue.queue == stuck.queue) {
-            queue.stuck += 1;
-        }
-    }
     for (id, queue) in &mut queues {
         let counted = counters::of(conn, *id)?;
         (queue.by_status, queue.retrying, queue.acked) = (counted.by_status, counted.retrying, counted.acked);
-        queue.oldest_waiting = oldest_waiting(conn, *id, now)?;
+        // What waits in lines is counted on its route: most queues of a store with many are empty.
+        if Route::ALL.iter().any(|route| queue.by_status[*route as usize] > 0) {
+            queue.oldest_waiting = oldest_waiting(conn, *id, now)?;
+        }
     }
     Ok(queues.into_iter().map(|(_, queue)| queue).collect())
 }

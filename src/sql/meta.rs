@@ -5,6 +5,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 
 use crate::clock::Now;
 use crate::error::{Error, Result};
+use crate::sql::ended;
 
 /// Reads one value; `None` where the key is absent.
 pub(crate) fn get<T: FromSql>(conn: &Connection, key: &str) -> Result<Option<T>> {
@@ -82,17 +83,13 @@ pub(crate) fn create(conn: &Connection) -> Result<()> {
     Ok(conn.execute_batch(include_str!("../../schema.sql"))?)
 }
 
-/// The machine was restarted: every lease of the boot before has run out, and no worker of it lives.
+/// The machine was restarted, and the epoch raised: every lease of the boot before has run out, and no worker of it lives. Where that
+/// is more than a few rows, they are marked, and changed in steps.
 pub(crate) fn void_all_claims(conn: &Connection) -> Result<()> {
-    const LEASES: &str = "UPDATE main.relet_messages INDEXED BY relet_lines SET place = 0
-                           WHERE queue IN (SELECT id FROM main.relet_queues) AND line = -1";
-    const KEPT: &str = "UPDATE main.relet_retry_queue INDEXED BY relet_retry_free SET kept_until = due_at
-                         WHERE kept_until IS NOT NULL";
     const WORKERS: &str = "DELETE FROM main.relet_workers";
-    conn.prepare_cached(LEASES)?.execute([])?;
-    conn.prepare_cached(KEPT)?.execute([])?;
     conn.prepare_cached(WORKERS)?.execute([])?;
-    Ok(())
+    ended::mark_all(conn, need(conn, "epoch")?)?;
+    ended::clear_if_few(conn)
 }
 
 /// The machine may have been restarted: a lease that is longer than it was made was made on another clock, and is void.

@@ -6,6 +6,7 @@ pub(crate) mod counters;
 pub(crate) mod dead;
 pub(crate) mod details;
 pub(crate) mod doctor;
+pub(crate) mod ended;
 pub(crate) mod enqueue;
 pub(crate) mod finished;
 pub(crate) mod gates;

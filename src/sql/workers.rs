@@ -4,7 +4,7 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use crate::clock::Now;
 use crate::error::Result;
-use crate::sql::Tx;
+use crate::sql::{Tx, ended};
 
 /// A registered worker.
 #[derive(Debug, Clone)]
@@ -91,25 +91,25 @@ pub(crate) fn register(tx: &Tx<'_>, label: &str, incarnation: i64, lock: Option<
     Ok(())
 }
 
-/// Makes void what any start of this label still holds. (What is detached has no start, only its lease.)
-pub(crate) fn void(tx: &Tx<'_>, label: &str) -> Result<()> {
-    const SQL: &str = "UPDATE main.relet_messages INDEXED BY relet_lines SET place = 0
-                        WHERE queue IN (SELECT id FROM main.relet_queues) AND line = -1
-                          AND worker_id = ?1 AND incarnation <> 0";
-    tx.conn.prepare_cached(SQL)?.execute([label])?;
+/// A start of the label has ended in good order: its name is free, and what it deferred is anyone's when it is due.
+pub(crate) fn strike(tx: &Tx<'_>, label: &str, incarnation: i64) -> Result<()> {
+    if remove(tx, label, incarnation)? {
+        ended::mark(tx.conn, label, incarnation, false)?;
+        ended::clear_if_few(tx.conn)?;
+    }
     Ok(())
 }
 
-/// A start of the label has ended: its name is free, and what it deferred is anyone's when it is due.
-pub(crate) fn strike(tx: &Tx<'_>, label: &str, incarnation: i64) -> Result<()> {
-    const STRIKE: &str = "DELETE FROM main.relet_workers WHERE label = ?1 AND incarnation = ?2";
-    const UNKEEP: &str = "UPDATE main.relet_retry_queue INDEXED BY relet_retry_kept SET kept_until = due_at
-                           WHERE queue IN (SELECT id FROM main.relet_queues) AND worker_id = ?1 AND worker_id IS NOT NULL
-                             AND kept_until > due_at
-                             AND EXISTS (SELECT 1 FROM main.relet_messages m
-                                          WHERE m.id = relet_retry_queue.message AND m.incarnation <> 0)";
-    if tx.conn.prepare_cached(STRIKE)?.execute(params![label, incarnation])? == 1 {
-        tx.conn.prepare_cached(UNKEEP)?.execute([label])?;
+/// The owner of this row is dead: its name is free, and what it holds is void, as soon as [`ended`] has come to it.
+pub(crate) fn bury(tx: &Tx<'_>, row: &WorkerRow) -> Result<()> {
+    if remove(tx, &row.label, row.incarnation)? {
+        ended::mark(tx.conn, &row.label, row.incarnation, true)?;
     }
     Ok(())
+}
+
+/// Returns whether it was there.
+pub(crate) fn remove(tx: &Tx<'_>, label: &str, incarnation: i64) -> Result<bool> {
+    const SQL: &str = "DELETE FROM main.relet_workers WHERE label = ?1 AND incarnation = ?2";
+    Ok(tx.conn.prepare_cached(SQL)?.execute(params![label, incarnation])? == 1)
 }
