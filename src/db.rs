@@ -14,6 +14,7 @@ use crate::clock::{Clock, Now, Stopwatch};
 use crate::error::{Error, Result};
 use crate::options::Options;
 use crate::random;
+use crate::reserve;
 use crate::sql::{counters, gates, meta};
 
 /// The version of schema.sql. A step to the next one is appended to [`migrate`].
@@ -116,14 +117,16 @@ pub(crate) fn connect(path: &Path, options: &Options) -> Result<Connection> {
     conn.execute_batch(&format!(
         "PRAGMA wal_autocheckpoint = 0; PRAGMA journal_size_limit = {WAL_KEPT}; PRAGMA cache_size = -8192"
     ))?;
-    if let Some(bytes) = options.file_max {
-        let page: u32 = conn.query_row("PRAGMA page_size", [], |row| row.get(0))?;
-        conn.execute_batch(&format!(
-            "PRAGMA max_page_count = {}",
-            (bytes / u64::from(page)).clamp(1, u64::from(u32::MAX) - 1)
-        ))?;
-    }
+    limit(&conn, options.file_max)?;
     Ok(conn)
+}
+
+/// Tells SQLite how large the file may get; `None` and 0 for no limit.
+fn limit(conn: &Connection, bytes: Option<u64>) -> Result<()> {
+    let Some(bytes) = bytes.filter(|bytes| *bytes > 0) else { return Ok(()) };
+    let page: u32 = conn.query_row("PRAGMA page_size", [], |row| row.get(0))?;
+    let pages = (bytes / u64::from(page)).clamp(1, u64::from(u32::MAX) - 1);
+    Ok(conn.execute_batch(&format!("PRAGMA max_page_count = {pages}"))?)
 }
 
 /// Lets the last connection that closes empty the log into the file, as SQLite does by default.
@@ -137,6 +140,8 @@ pub(crate) struct Opened {
     pub(crate) conn: Connection,
     pub(crate) boot: Boot,
     pub(crate) store_id: String,
+    /// The options, and what the file says where they say nothing.
+    pub(crate) options: Options,
     /// Whether relet made the file, so that it may be shrunk.
     pub(crate) owned: bool,
     /// Which file it is; `None` in memory.
@@ -153,24 +158,43 @@ pub(crate) fn open(path: &Path, options: &Options) -> Result<Opened> {
     // Before the file is opened: if it is replaced in between, the first commit will find out.
     let identity = identity(path);
     let mut found = None;
-    let opened = patiently(options.busy_wait, || {
-        let conn = connect(path, options)?;
-        if conn.is_readonly(MAIN_DB)? {
-            return Err(Error::ReadOnly { path: path.to_owned(), detail: "it can be read only".into() });
-        }
-        check_version(&conn)?;
-        found = Some(journal_mode(&conn)?);
-        set_wal(&conn, path)?;
-        found = None;
-        let mut opened = lay_out(conn, &options.clock)?;
-        opened.identity = identity;
-        checkpoint_on_close(&opened.conn, options.checkpoints)?;
-        Ok(opened)
+    let opened = with_room(path, |made_room| {
+        patiently(options.busy_wait, || {
+            let conn = connect(path, options)?;
+            if conn.is_readonly(MAIN_DB)? {
+                return Err(Error::ReadOnly { path: path.to_owned(), detail: "it can be read only".into() });
+            }
+            let known = check_version(&conn)?.is_some();
+            if made_room && known {
+                // The log goes into the file, and what it took is free.
+                conn.query_row("PRAGMA main.wal_checkpoint(TRUNCATE)", [], |_| Ok(()))?;
+            }
+            found = Some(journal_mode(&conn)?);
+            set_wal(&conn, path)?;
+            found = None;
+            let mut opened = lay_out(conn, options, Some(path))?;
+            opened.identity = identity;
+            checkpoint_on_close(&opened.conn, options.checkpoints)?;
+            Ok(opened)
+        })
     });
     opened.map_err(|error| match (error, found) {
         (Error::Busy { .. }, Some(mode)) if mode != "wal" => Error::NotWal { path: path.to_owned(), mode },
         (error, _) => cannot_write(path, error),
     })
+}
+
+/// Opens, and where the disk is full gives the reserve up and opens again.
+fn with_room<T>(path: &Path, mut open: impl FnMut(bool) -> Result<T>) -> Result<T> {
+    match open(false) {
+        Err(error) if reserve::ran_out(&error, path) => {}
+        outcome => return outcome,
+    }
+    reserve::give_up(path);
+    match open(true) {
+        Err(error) if reserve::ran_out(&error, path) => Err(reserve::full(path)),
+        outcome => outcome,
+    }
 }
 
 /// Asks the system before SQLite does, which would leave a log and an index beside a file that it cannot write.
@@ -196,7 +220,7 @@ pub(crate) fn open_in_memory(options: &Options) -> Result<Opened> {
     check_sqlite(options)?;
     let conn = Connection::open_in_memory()?;
     configure(&conn)?;
-    lay_out(conn, &options.clock)
+    lay_out(conn, options, None)
 }
 
 /// Runs `step` until it is not busy, for at most `wait`.
@@ -274,7 +298,8 @@ pub(crate) struct Boot {
 }
 
 /// One transaction: the schema, the boot, and one real write, so that a file that cannot be written is refused here.
-fn lay_out(conn: Connection, clock: &Clock) -> Result<Opened> {
+fn lay_out(conn: Connection, options: &Options, path: Option<&Path>) -> Result<Opened> {
+    let clock = &options.clock;
     conn.execute_batch("BEGIN IMMEDIATE")?;
     let laid_out = (|| {
         migrate(&conn)?;
@@ -283,13 +308,31 @@ fn lay_out(conn: Connection, clock: &Clock) -> Result<Opened> {
         meta::touch(&conn)?;
         let store_id = meta::need(&conn, "store_id")?;
         let owned = meta::get(&conn, "owned")?.unwrap_or(false);
+        let options = settle_options(&conn, options, path)?;
         conn.execute_batch("COMMIT")?;
-        Ok((boot, store_id, owned))
+        limit(&conn, options.file_max)?;
+        Ok((boot, store_id, owned, options))
     })();
     if laid_out.is_err() && !conn.is_autocommit() {
         let _ = conn.execute_batch("ROLLBACK");
     }
-    laid_out.map(|(boot, store_id, owned)| Opened { conn, boot, store_id, owned, identity: None })
+    laid_out.map(|(boot, store_id, owned, options)| Opened { conn, boot, store_id, options, owned, identity: None })
+}
+
+/// What is the file's own is stored in it when it is set, and holds for whoever opens it without setting it.
+fn settle_options(conn: &Connection, options: &Options, path: Option<&Path>) -> Result<Options> {
+    let kept = |key, given: Option<u64>| {
+        let found = meta::get::<i64>(conn, key)?.and_then(|found| u64::try_from(found).ok());
+        if let Some(given) = given.filter(|given| found != Some(*given)) {
+            meta::set(conn, key, i64::try_from(given).unwrap_or(i64::MAX))?;
+        }
+        Ok::<_, Error>(given.or(found))
+    };
+    let reserve = match (kept("reserve", options.reserve)?, path) {
+        (None, Some(path)) => kept("reserve", Some(reserve::fitting(path)))?,
+        (reserve, _) => reserve,
+    };
+    Ok(Options { reserve, file_max: kept("file_max", options.file_max)?, ..options.clone() })
 }
 
 /// Brings the schema to this code's version, inside a transaction: two processes that open at once both succeed.
@@ -381,6 +424,10 @@ pub(crate) fn data_version(conn: &Connection) -> Result<i64> {
 /// Opens a store for looking only: an existing file with a schema that this code knows.
 pub(crate) fn open_read_only(path: &Path, options: &Options) -> Result<Readers> {
     check_sqlite(options)?;
+    with_room(path, |_| look_only(path, options))
+}
+
+fn look_only(path: &Path, options: &Options) -> Result<Readers> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let conn = Connection::open_with_flags(path, flags).map_err(|error| cannot_open(path, &error))?;
     conn.busy_timeout(options.busy_wait)?;
