@@ -92,10 +92,10 @@ pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
 }
 
 /// The disk is full: what needs more of it is told so. Returns whether there was any.
-pub(crate) fn leave_out_enqueues(jobs: &mut [&mut dyn Job]) -> bool {
+pub(crate) fn leave_out_enqueues(jobs: &mut [&mut dyn Job], full: impl Fn() -> Error) -> bool {
     let mut any = false;
     for job in jobs.iter_mut().filter(|job| job.need() == Need::Enqueue && !job.is_left_out()) {
-        job.leave_out(Some(Error::Full));
+        job.leave_out(Some(full()));
         any = true;
     }
     any

@@ -8,12 +8,13 @@ use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, MAIN_DB, OpenFlags};
 
 use crate::boot::Boot;
-use crate::clock::{Clock, Stopwatch};
+use crate::clock::Stopwatch;
 use crate::error::{Error, Result};
 use crate::files::{self, Folder, Identity};
 use crate::options::Options;
 use crate::presence::{self, Others, Presence};
 use crate::random;
+use crate::reserve;
 use crate::sql::{meta, workers};
 
 /// The version of schema.sql. A step to the next one is appended to [`migrate`].
@@ -65,14 +66,16 @@ pub(crate) fn connect(path: &Path, options: &Options) -> Result<Connection> {
     conn.execute_batch(&format!(
         "PRAGMA wal_autocheckpoint = 0; PRAGMA journal_size_limit = {WAL_KEPT}; PRAGMA cache_size = -8192"
     ))?;
-    if let Some(bytes) = options.file_max {
-        let page: u32 = conn.query_row("PRAGMA page_size", [], |row| row.get(0))?;
-        conn.execute_batch(&format!(
-            "PRAGMA max_page_count = {}",
-            (bytes / u64::from(page)).clamp(1, u64::from(u32::MAX) - 1)
-        ))?;
-    }
+    limit(&conn, options.file_max)?;
     Ok(conn)
+}
+
+/// Tells SQLite how large the file may get; `None` and 0 for no limit.
+fn limit(conn: &Connection, bytes: Option<u64>) -> Result<()> {
+    let Some(bytes) = bytes.filter(|bytes| *bytes > 0) else { return Ok(()) };
+    let page: u32 = conn.query_row("PRAGMA page_size", [], |row| row.get(0))?;
+    let pages = (bytes / u64::from(page)).clamp(1, u64::from(u32::MAX) - 1);
+    Ok(conn.execute_batch(&format!("PRAGMA max_page_count = {pages}"))?)
 }
 
 /// Lets the last connection that closes empty the log into the file, as SQLite does by default.
@@ -86,6 +89,8 @@ pub(crate) struct Opened {
     pub(crate) conn: Connection,
     pub(crate) boot: Boot,
     pub(crate) store_id: String,
+    /// The options, and what the file says where they say nothing.
+    pub(crate) options: Options,
     /// Whether relet made the file, so that it may be shrunk.
     pub(crate) owned: bool,
     /// Which file it is; `None` in memory.
@@ -107,23 +112,29 @@ pub(crate) fn open(path: &Path, options: &Options) -> Result<Opened> {
     let folder = Folder::new(path);
     let presence = Presence::new(folder.clone());
     let mut found = None;
-    let opened = patiently(options.busy_wait, || {
-        let conn = connect(path, options)?;
-        if conn.is_readonly(MAIN_DB)? {
-            return Err(Error::ReadOnly { path: path.to_owned(), detail: "it can be read only".into() });
-        }
-        check_version(&conn)?;
-        found = Some(journal_mode(&conn)?);
-        set_wal(&conn, path)?;
-        found = None;
-        let others = |conn: &Connection| match presence.others()? {
-            Others::Nobody if presence::any_alive(&folder, &workers::all(conn)?) => Ok(Others::Present),
-            others => Ok(others),
-        };
-        let mut opened = lay_out(conn, &options.clock, identity, others, || presence.join())?;
-        opened.identity = identity;
-        checkpoint_on_close(&opened.conn, options.checkpoints)?;
-        Ok(opened)
+    let opened = with_room(path, |made_room| {
+        patiently(options.busy_wait, || {
+            let conn = connect(path, options)?;
+            if conn.is_readonly(MAIN_DB)? {
+                return Err(Error::ReadOnly { path: path.to_owned(), detail: "it can be read only".into() });
+            }
+            let known = check_version(&conn)?.is_some();
+            if made_room && known {
+                // The log goes into the file, and what it took is free.
+                conn.query_row("PRAGMA main.wal_checkpoint(TRUNCATE)", [], |_| Ok(()))?;
+            }
+            found = Some(journal_mode(&conn)?);
+            set_wal(&conn, path)?;
+            found = None;
+            let others = |conn: &Connection| match presence.others()? {
+                Others::Nobody if presence::any_alive(&folder, &workers::all(conn)?) => Ok(Others::Present),
+                others => Ok(others),
+            };
+            let mut opened = lay_out(conn, options, Some(path), identity, others, || presence.join())?;
+            opened.identity = identity;
+            checkpoint_on_close(&opened.conn, options.checkpoints)?;
+            Ok(opened)
+        })
     });
     let opened = opened.map(|opened| Opened { presence: Some(presence), ..opened });
     opened.map_err(|error| match (error, found) {
@@ -132,12 +143,25 @@ pub(crate) fn open(path: &Path, options: &Options) -> Result<Opened> {
     })
 }
 
+/// Opens, and where the disk is full gives the reserve up and opens again.
+fn with_room<T>(path: &Path, mut open: impl FnMut(bool) -> Result<T>) -> Result<T> {
+    match open(false) {
+        Err(error) if reserve::ran_out(&error, path) => {}
+        outcome => return outcome,
+    }
+    reserve::give_up(path);
+    match open(true) {
+        Err(error) if reserve::ran_out(&error, path) => Err(reserve::full(path)),
+        outcome => outcome,
+    }
+}
+
 /// A store in memory: one connection, laid out.
 pub(crate) fn open_in_memory(options: &Options) -> Result<Opened> {
     check_sqlite(options)?;
     let conn = Connection::open_in_memory()?;
     configure(&conn)?;
-    lay_out(conn, &options.clock, None, |_| Ok(Others::Nobody), || Ok(()))
+    lay_out(conn, options, None, None, |_| Ok(Others::Nobody), || Ok(()))
 }
 
 /// Runs `step` until it is not busy, for at most `wait`.
@@ -210,11 +234,13 @@ fn set_wal(conn: &Connection, path: &Path) -> Result<()> {
 /// out who `others` there are joins them before it ends.
 fn lay_out(
     conn: Connection,
-    clock: &Clock,
+    options: &Options,
+    path: Option<&Path>,
     identity: Option<Identity>,
     others: impl Fn(&Connection) -> Result<Others>,
     join: impl FnOnce() -> Result<()>,
 ) -> Result<Opened> {
+    let clock = &options.clock;
     conn.execute_batch("BEGIN IMMEDIATE")?;
     let laid_out = (|| {
         migrate(&conn)?;
@@ -232,19 +258,45 @@ fn lay_out(
         meta::touch(&conn)?;
         let store_id = meta::need(&conn, "store_id")?;
         let owned = meta::get(&conn, "owned")?.unwrap_or(false);
+        let options = settle_options(&conn, options, path)?;
         conn.execute_batch("COMMIT")?;
-        Ok((boot, store_id, owned))
+        limit(&conn, options.file_max)?;
+        Ok((boot, store_id, owned, options))
     })();
     if laid_out.is_err() && !conn.is_autocommit() {
         let _ = conn.execute_batch("ROLLBACK");
     }
-    laid_out.map(|(boot, store_id, owned)| Opened { conn, boot, store_id, owned, identity: None, presence: None })
+    laid_out.map(|(boot, store_id, owned, options)| Opened {
+        conn,
+        boot,
+        store_id,
+        options,
+        owned,
+        identity: None,
+        presence: None,
+    })
 }
 
 /// Whether this file was copied, or restored, since it was last open: it is another file than the one that it says it is.
 fn is_a_copy(conn: &Connection, identity: Option<Identity>) -> Result<bool> {
     let Some((device, inode)) = identity else { return Ok(false) };
     Ok(meta::get::<String>(conn, "file")?.is_some_and(|file| file != format!("{device}:{inode}")))
+}
+
+/// What is the file's own is stored in it when it is set, and holds for whoever opens it without setting it.
+fn settle_options(conn: &Connection, options: &Options, path: Option<&Path>) -> Result<Options> {
+    let kept = |key, given: Option<u64>| {
+        let found = meta::get::<i64>(conn, key)?.and_then(|found| u64::try_from(found).ok());
+        if let Some(given) = given.filter(|given| found != Some(*given)) {
+            meta::set(conn, key, i64::try_from(given).unwrap_or(i64::MAX))?;
+        }
+        Ok::<_, Error>(given.or(found))
+    };
+    let reserve = match (kept("reserve", options.reserve)?, path) {
+        (None, Some(path)) => kept("reserve", Some(reserve::fitting(path)))?,
+        (reserve, _) => reserve,
+    };
+    Ok(Options { reserve, file_max: kept("file_max", options.file_max)?, ..options.clone() })
 }
 
 /// Brings the schema to this code's version, inside a transaction: two processes that open at once both succeed.
@@ -300,6 +352,10 @@ pub(crate) fn data_version(conn: &Connection) -> Result<i64> {
 /// Opens a store for looking only: an existing file with a schema that this code knows.
 pub(crate) fn open_read_only(path: &Path, options: &Options) -> Result<Readers> {
     check_sqlite(options)?;
+    with_room(path, |_| look_only(path, options))
+}
+
+fn look_only(path: &Path, options: &Options) -> Result<Readers> {
     files::check(path)?;
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let conn = Connection::open_with_flags(path, flags).map_err(|error| cannot_open(path, &error))?;

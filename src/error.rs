@@ -37,9 +37,19 @@ pub enum Error {
         /// How long this call waited.
         waited: Duration,
     },
-    /// The disk, or the file's page limit, is full. Stored messages are intact; free space, then call again (not sooner than after a second).
-    #[error("the disk is full: nothing was stored; free space (or prune finished messages) and call again")]
-    Full,
+    /// The disk, the quota or the file's own limit is full. What is stored is intact, and can be claimed and settled; free space,
+    /// then call again (not sooner than after a second).
+    #[error("{}", full_text(*.needed, *.reserve, *.free, *.limit))]
+    Full {
+        /// Bytes that must be free before anything is enqueued again; 0 where that is not known.
+        needed: u64,
+        /// How many of them are set aside, so that a full disk can be drained: see [`Options::reserve`](crate::Options::reserve).
+        reserve: u64,
+        /// Bytes that are free on the disk now; `None` where that is not known.
+        free: Option<u64>,
+        /// The largest size of the file in bytes, if that is what was reached: see [`Options::file_max`](crate::Options::file_max).
+        limit: Option<u64>,
+    },
     /// The commit may or may not survive a crash: the system reported an error while making it durable.
     ///
     /// Repeat the call: with a `key` (enqueue) or by receipt (settle) the repeat is safe. The store has reopened its
@@ -346,17 +356,48 @@ impl Error {
 
     /// Whether the same call may well succeed a little later.
     pub fn is_transient(&self) -> bool {
-        matches!(self, Error::Busy { .. } | Error::Full | Error::Indeterminate { .. } | Error::Pool { .. })
+        matches!(self, Error::Busy { .. } | Error::Full { .. } | Error::Indeterminate { .. } | Error::Pool { .. })
     }
 }
 
+/// The sentence of [`Error::Full`].
+fn full_text(needed: u64, reserve: u64, free: Option<u64>, limit: Option<u64>) -> String {
+    if let Some(limit) = limit {
+        return format!(
+            "the file is full: nothing was stored; it may have {limit} bytes; claim and settle what it holds, prune it, or raise Options::file_max"
+        );
+    }
+    let mut text = "the disk is full: nothing was stored".to_owned();
+    if let Some(free) = free {
+        text += &format!("; {free} bytes are free on it");
+    }
+    if needed > 0 {
+        text += &format!("; {needed} are needed");
+    }
+    if reserve > 0 {
+        text += &format!(
+            ", of which {reserve} are set aside so that what is stored can be claimed and settled on a full disk (Options::reserve)"
+        );
+    }
+    text + "; free space, or claim, settle and prune what is stored, and call again"
+}
+
+fn extended_code(error: &rusqlite::Error) -> Option<i32> {
+    error.sqlite_error().map(|error| error.extended_code)
+}
+
 impl Error {
+    /// There is no room, and nothing more is known.
+    pub(crate) fn full() -> Error {
+        Error::Full { needed: 0, reserve: 0, free: None, limit: None }
+    }
+
     /// What is told where something was committed, and then could not be brought to the disk: whether it survives is not known.
     pub(crate) fn unconfirmed(self) -> Error {
         let code = match self {
             Error::Sqlite(source) => return Error::Indeterminate { source },
             Error::Busy { .. } => rusqlite::ffi::SQLITE_BUSY,
-            Error::Full => rusqlite::ffi::SQLITE_FULL,
+            Error::Full { .. } => rusqlite::ffi::SQLITE_FULL,
             other => return other,
         };
         let source = Arc::new(rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(code), None));
@@ -369,7 +410,11 @@ impl From<rusqlite::Error> for Error {
         use rusqlite::ErrorCode::*;
         match error.sqlite_error_code() {
             Some(DatabaseBusy | DatabaseLocked) => Error::Busy { waited: Duration::ZERO },
-            Some(DiskFull) => Error::Full,
+            Some(DiskFull) => Error::full(),
+            // The index of the log could not be made larger: only a full disk does that.
+            Some(SystemIoFailure) if extended_code(&error) == Some(rusqlite::ffi::SQLITE_IOERR_SHMSIZE) => {
+                Error::full()
+            }
             Some(DatabaseCorrupt | NotADatabase) => Error::Corrupt { detail: error.to_string() },
             _ => Error::Sqlite(Arc::new(error)),
         }

@@ -55,7 +55,9 @@ pub struct Options {
     pub(crate) retention: Duration,
     pub(crate) stuck_after: Duration,
     pub(crate) checkpoints: bool,
-    pub(crate) reserve: u64,
+    /// `None`: what the file says, or what fits.
+    pub(crate) reserve: Option<u64>,
+    /// `None`: what the file says.
     pub(crate) file_max: Option<u64>,
     pub(crate) private: bool,
     pub(crate) allow_old_sqlite: bool,
@@ -75,7 +77,7 @@ impl Default for Options {
             retention: Duration::ZERO,
             stuck_after: Duration::from_secs(3600),
             checkpoints: true,
-            reserve: RESERVE,
+            reserve: None,
             file_max: None,
             private: true,
             allow_old_sqlite: false,
@@ -135,12 +137,18 @@ impl Options {
         Options { checkpoints: on, ..self }
     }
 
-    /// Bytes that are set aside in a file beside the store, so that it can still be emptied when the disk is full; [`RESERVE`] unless set, 0 for none.
+    /// Bytes that are set aside in a file beside the store, so that it can still be emptied when the disk is full; 0 for none.
+    ///
+    /// It is stored in the file, and holds for every process that opens it from then on. Unless it was ever set, it is decided
+    /// when the store is made: [`RESERVE`], but at most a quarter of what is free on the disk, and nothing below 128 KiB.
     pub fn reserve(self, bytes: u64) -> Options {
-        Options { reserve: bytes, ..self }
+        Options { reserve: Some(bytes), ..self }
     }
 
-    /// Largest size of the file, in bytes, its log not counted; a message that would make it larger is refused with [`Error::Full`](crate::Error::Full). None unless set.
+    /// Largest size of the file, in bytes, its log not counted; a message that would make it larger is refused with [`Error::Full`](crate::Error::Full).
+    ///
+    /// It is stored in the file, and holds for every process that opens it from then on. There is none unless it was set; 0 takes
+    /// it back.
     pub fn file_max(self, bytes: u64) -> Options {
         Options { file_max: Some(bytes), ..self }
     }
@@ -171,7 +179,21 @@ impl Options {
             i64::try_from(self.payload_max).unwrap_or(i64::MAX),
             0,
             i32::try_from(PAYLOAD_MAX_LIMIT).unwrap_or(i32::MAX),
-        )
+        )?;
+        // They are stored in the file, as SQLite's integers.
+        for (what, bytes) in [("reserve", self.reserve), ("file_max", self.file_max)] {
+            check_size(what, bytes)?;
+        }
+        Ok(())
+    }
+}
+
+fn check_size(what: &'static str, bytes: Option<u64>) -> Result<()> {
+    match bytes {
+        Some(bytes) if i64::try_from(bytes).is_err() => {
+            Err(crate::error::Error::Range { what, value: i64::MAX, min: 0, max: i64::MAX - 1 })
+        }
+        _ => Ok(()),
     }
 }
 

@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 use crate::files::{self, Identity};
 use crate::options::{Durability, Options};
 use crate::presence::{Others, Presence};
-use crate::reserve::Reserve;
+use crate::reserve::{self, Reserve};
 use crate::sql::{Defaults, Tx, meta, prune};
 
 /// Whether a commit reaches the disk before its callers are answered.
@@ -33,8 +33,11 @@ enum Sync {
 
 /// Operations that may be left out of a batch, which is run again for each; then the rest goes one by one.
 const LEFT_OUT_MAX: usize = 16;
-/// Pages in the log at which a checkpoint is made: 4 MiB at the usual page size.
+/// Pages in the log at which a checkpoint is made, 4 MiB at the usual page size; sooner where the reserve is smaller.
 const CHECKPOINT_PAGES: i64 = 1000;
+const CHECKPOINT_PAGES_MIN: i64 = 25;
+/// What a page takes in the log at the usual page size.
+const LOG_PAGE: u64 = 4096 + 24;
 /// How long the writer remembers that another process was waiting, and leaves gaps for it.
 const CONTENDED_FOR: Duration = Duration::from_millis(100);
 /// Between two rounds of pruning and shrinking.
@@ -58,6 +61,7 @@ pub(crate) struct Seat {
     /// The disk has failed to make a commit durable: nothing is acknowledged until a checkpoint has made the file whole.
     suspect: bool,
     contended: Option<Stopwatch>,
+    checkpoint_pages: i64,
     next_checkpoint: i64,
     maintained: Stopwatch,
     seen: Stopwatch,
@@ -135,12 +139,9 @@ impl Seat {
         path: Option<PathBuf>,
         checkpoint_error: Arc<Mutex<Option<String>>>,
     ) -> Seat {
-        let Opened { conn, boot, owned, identity, presence, .. } = opened;
+        let Opened { conn, boot, owned, identity, presence, store_id, .. } = opened;
         let files = Files::new(path.as_ref(), identity);
-        let reserve = match &path {
-            Some(path) => Reserve::new(files::beside(path, "-relet-reserve"), options.reserve),
-            None => Reserve::new(PathBuf::new(), 0),
-        };
+        let reserve = Reserve::new(path.as_deref(), &store_id);
         let mut seat = Seat {
             conn,
             options,
@@ -151,6 +152,7 @@ impl Seat {
             files,
             suspect: false,
             contended: None,
+            checkpoint_pages: CHECKPOINT_PAGES,
             next_checkpoint: CHECKPOINT_PAGES,
             maintained: Stopwatch::start(),
             seen: Stopwatch::start(),
@@ -161,8 +163,43 @@ impl Seat {
         };
         seat.adopt();
         seat.files.know_the_log();
-        seat.reserve.keep();
+        seat.keep_reserve();
         seat
+    }
+
+    /// Sees to it that as much is set aside as the file says, whoever has set that, and that the log does not get longer than it
+    /// before it is moved into the file.
+    fn keep_reserve(&mut self) {
+        let bytes = meta::get::<i64>(&self.conn, "reserve")
+            .ok()
+            .flatten()
+            .and_then(|bytes| u64::try_from(bytes).ok())
+            .unwrap_or(0);
+        self.reserve.keep(bytes);
+        let pages = i64::try_from(bytes / LOG_PAGE).unwrap_or(i64::MAX);
+        self.checkpoint_pages =
+            if bytes == 0 { CHECKPOINT_PAGES } else { pages.clamp(CHECKPOINT_PAGES_MIN, CHECKPOINT_PAGES) };
+        self.next_checkpoint = self.next_checkpoint.max(self.checkpoint_pages);
+    }
+
+    /// What the caller of an operation is told that there was no room for.
+    fn full(&self) -> Error {
+        let limit = self.options.file_max.filter(|limit| {
+            let number = |sql: &str| self.conn.query_row(sql, [], |row| row.get::<_, i64>(0));
+            let size = (number("PRAGMA main.page_count"), number("PRAGMA main.page_size"));
+            matches!(size, (Ok(pages), Ok(page)) if *limit > 0 && u64::try_from((pages + 1) * page).is_ok_and(|next| next > *limit))
+        });
+        match (limit, self.reserve.full()) {
+            (Some(limit), _) => Error::Full { needed: 0, reserve: 0, free: None, limit: Some(limit) },
+            (None, full) => full,
+        }
+    }
+
+    fn ran_out(&self, error: &Error) -> bool {
+        match &self.path {
+            Some(path) => reserve::ran_out(error, path),
+            None => matches!(error, Error::Full { .. }),
+        }
     }
 
     pub(crate) fn conn(&self) -> &Connection {
@@ -197,7 +234,7 @@ impl Seat {
         let mut left_out = 0;
         loop {
             if self.reserve.is_spent() {
-                leave_out_enqueues(jobs);
+                leave_out_enqueues(jobs, || self.reserve.full());
             }
             if jobs.iter().all(|job| job.is_left_out()) {
                 return Ok(Reached::Disk { and_all_before: false });
@@ -207,7 +244,8 @@ impl Seat {
                 Ok(Try::LeftOut) => left_out += 1,
                 Ok(Try::Full) => {}
                 // The disk was full at the commit: first those that need more of it go, then the reserve.
-                Err(Error::Full) if leave_out_enqueues(jobs) || self.make_room() => {}
+                Err(Error::Full { .. }) if leave_out_enqueues(jobs, || self.full()) || self.make_room() => {}
+                Err(Error::Full { .. }) => return Err(self.full()),
                 Err(error) => return Err(error),
             }
             if left_out >= LEFT_OUT_MAX {
@@ -284,15 +322,16 @@ impl Seat {
             let before = self.conn.total_changes();
             let done = job.run(&mut tx);
             let gone = self.conn.is_autocommit();
-            if gone || (!done && self.conn.total_changes() != before) {
-                if job.need() != Need::Enqueue && matches!(job.error(), Some(Error::Full)) {
+            let full = !done && job.error().is_some_and(|error| self.ran_out(&error));
+            if gone || full || (!done && self.conn.total_changes() != before) {
+                if job.need() != Need::Enqueue && full {
                     drop(tx);
                     self.roll_back();
                     if self.make_room() {
                         return Ok(Try::Full);
                     }
                 }
-                job.leave_out(None);
+                job.leave_out(full.then(|| self.full()));
                 return Ok(Try::LeftOut);
             }
         }
@@ -341,8 +380,12 @@ impl Seat {
             Ok(_) => Ok(()),
             // The frames may be on the disk, all or some of them, and come back after a crash.
             Err(error) if error.sqlite_error_code() == Some(ErrorCode::SystemIoFailure) => {
+                let error = Error::Indeterminate { source: Arc::new(error) };
+                if self.ran_out(&error) {
+                    return Err(Error::full()); // the commit itself could not be written
+                }
                 self.suspect = true;
-                Err(Error::Indeterminate { source: Arc::new(error) })
+                Err(error)
             }
             Err(error) => Err(error.into()),
         }
@@ -404,16 +447,16 @@ impl Seat {
             return;
         }
         let pages = WAL_PAGES.get();
-        if pages < CHECKPOINT_PAGES {
-            self.next_checkpoint = CHECKPOINT_PAGES;
+        if pages < self.checkpoint_pages {
+            self.next_checkpoint = self.checkpoint_pages;
         } else if self.options.checkpoints && pages >= self.next_checkpoint {
             // A reader may keep the log from being begun again: then the next try is after as many pages more.
-            self.next_checkpoint = pages + CHECKPOINT_PAGES;
+            self.next_checkpoint = pages + self.checkpoint_pages;
             self.note(self.check_file().and_then(|()| checkpoint(&self.conn, "PASSIVE")));
         }
         if self.maintained.elapsed() >= MAINTAIN_EVERY {
             self.maintained = Stopwatch::start();
-            self.reserve.keep();
+            self.keep_reserve();
             let _ = self.attempt(Duration::ZERO, &mut [&mut Task::new(Need::Claim, prune::step)], false);
             let _ = self.shrink();
             self.see();

@@ -102,7 +102,7 @@ impl Spool {
 /// What went wrong with the file.
 fn failed(error: io::Error) -> Error {
     match is_full(&error) {
-        true => Error::Full,
+        true => Error::full(),
         false => Error::Stream { what: "the payload's temporary file", source: Arc::new(error) },
     }
 }
@@ -117,7 +117,7 @@ mod tests {
     fn a_full_disk_and_one_that_fails_are_told_apart() {
         let full = || std::fs::OpenOptions::new().write(true).open("/dev/full");
         let spooled = |bytes| spool_into(&mut io::repeat(1).take(bytes), 1 << 20, full);
-        assert!(matches!(spooled(100_000), Err(Error::Full)));
+        assert!(matches!(spooled(100_000), Err(Error::Full { .. })));
         assert!(matches!(spooled(60_000), Ok(Spooled::Memory(payload)) if payload.len() == 60_000));
         let fails = || Err(ErrorKind::PermissionDenied.into());
         let error = spool_into(&mut io::repeat(1), 1 << 20, fails).err().unwrap();

@@ -121,15 +121,15 @@ impl Options {
             Some(in_use) => Some(in_use),
             None => files::identity(&path).map(|identity| InUse::mark(&path, identity)).transpose()?,
         };
-        let (store_id, identity) = (opened.store_id.clone(), opened.identity);
-        let readers = db::readers(&path, &self)?;
+        let (store_id, identity, options) = (opened.store_id.clone(), opened.identity, opened.options.clone());
+        let readers = db::readers(&path, &options)?;
         let waker = Arc::new(Waker::default());
-        let writer = Writer::new(opened, self.clone(), Some(path.clone()), waker.clone());
+        let writer = Writer::new(opened, options.clone(), Some(path.clone()), waker.clone());
         let liveness = Arc::new(Liveness::new(Some(Folder::new(&path))));
         let inner = Inner {
             readers: Some(readers),
             writer: Some(writer),
-            options: self,
+            options,
             path: Some(path),
             identity,
             store_id,

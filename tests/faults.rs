@@ -162,7 +162,7 @@ fn an_operation_that_does_not_fit_undoes_itself_alone() {
                     let payload = if large { big.clone() } else { format!("{thread}-{n}") };
                     match store.queue("q").enqueue(payload) {
                         Ok(_) => stored.fetch_add(1, Ordering::Relaxed),
-                        Err(Error::Full) => {
+                        Err(Error::Full { .. }) => {
                             assert!(large, "a small message fits");
                             refused.fetch_add(1, Ordering::Relaxed)
                         }
@@ -191,7 +191,7 @@ fn a_full_file_drains_and_is_usable_again() {
             Err(error) => break error,
         }
     };
-    assert!(matches!(error, Error::Full), "{error:?}");
+    assert!(matches!(error, Error::Full { .. }), "{error:?}");
     assert!(count > 100, "{count}");
     let worker = store.worker("w").unwrap();
     let mut drained = 0;
@@ -216,7 +216,7 @@ fn fill_and_drain(reserve: u64) -> (u32, u32) {
             Err(error) => break error,
         }
     };
-    assert!(matches!(error, Error::Full), "{error:?}");
+    assert!(matches!(error, Error::Full { .. }), "{error:?}");
     let mut acked = 0;
     if let Ok(worker) = store.worker("w") {
         while let Ok(Some(claim)) = worker.claim("q") {

@@ -422,7 +422,7 @@ fn a_full_disk_loses_no_tick() {
 
     bench.limit(dir.path(), used(dir.path()) + 50_000);
     let full = store.run_schedules().unwrap();
-    assert!(matches!(&full.failed[..], [(name, Error::Full)] if name == "large"), "{:?}", full.failed);
+    assert!(matches!(&full.failed[..], [(name, Error::Full { .. })] if name == "large"), "{:?}", full.failed);
     assert_eq!((full.enqueued, full.next), (0, Some(SECOND)), "not at once again");
     assert_eq!(rows(&plain(&path), "SELECT * FROM relet_schedules"), before);
     assert!(ticks(&store, "q").is_empty());

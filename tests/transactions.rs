@@ -267,7 +267,7 @@ fn an_application_s_full_disk_stores_all_or_nothing() {
     let tx = app.begin();
     order(&tx, "1");
     mail.enqueue_in(&tx, "small").unwrap();
-    assert!(matches!(mail.enqueue_in(&tx, "x".repeat(100_000)), Err(Error::Full)));
+    assert!(matches!(mail.enqueue_in(&tx, "x".repeat(100_000)), Err(Error::Full { .. })));
     let gone = tx.is_autocommit();
     let committed = tx.commit();
     assert_eq!(committed.is_err(), gone);
