@@ -5,10 +5,11 @@
 //!
 //! 1. Somebody else has the store open, or a registered worker's lock is held ([`Presence`](crate::presence)). Locks end with the
 //!    machine. So it was not restarted, whatever any id says: a container, a sandbox or a hardened service may read another one, or none.
-//! 2. Nobody is there, and the kernel's boot id is the one in the file: not restarted. If it is another one: restarted.
-//! 3. One of the two is not known (a process without `/proc`, a system without boot ids): if the machine has been awake for less
-//!    time than it had been when the store was last open, it was restarted. Else nobody can tell. Then a new epoch begins, so that no receipt
-//!    is issued twice, and of the leases those are void that are longer than they were made.
+//! 2. Nobody is there, and the kernel's boot id is the one in the file: not restarted. If it is another one, and the clocks do not go on
+//!    from where they were when the store was last open: restarted.
+//! 3. The ids differ and the clocks go on (containers that each have an id), or one of the two is not known (a process without `/proc`,
+//!    a system without boot ids) and the machine has not been awake for less time than it had been then: nobody can tell. Then a new
+//!    epoch begins, so that no receipt is issued twice, and of the leases those are void that are longer than they were made.
 
 use std::sync::Arc;
 
@@ -28,12 +29,16 @@ pub(crate) struct Boot {
     /// Claims of messages up to this id are made durable: they were in the file when this epoch began.
     pub(crate) mark: i64,
     pub(crate) timeline: Timeline,
+    /// Receipts of an earlier epoch were issued by the file that this one is a copy of: they are worth nothing here.
+    pub(crate) floor: i64,
+    /// Whether the timeline was begun by somebody who knows what its time namespace adds.
+    sure: bool,
     /// When the store was last opened, or looked after: the store's time, and how long the machine had been awake.
     seen: (i64, i64),
 }
 
 /// What two clocks of one machine may differ by.
-const SLACK_MS: i64 = 1_000;
+const SLACK_MS: i64 = 1_500;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verdict {
@@ -48,10 +53,13 @@ enum Verdict {
 impl Boot {
     /// What the file says; `None` where nothing was noted yet.
     pub(crate) fn load(conn: &Connection) -> Result<Option<Boot>> {
-        let meta::Clocks { epoch: Some(epoch), boot_id, boot_mark, base, skew, seen } = meta::clocks(conn)? else {
+        let meta::Clocks { epoch: Some(epoch), floor, boot_id, boot_mark, base, skew, sure, seen } =
+            meta::clocks(conn)?
+        else {
             return Ok(None);
         };
-        Ok(Some(Boot { id: boot_id.map(Arc::from), epoch, mark: boot_mark, timeline: Timeline { base, skew }, seen }))
+        let (id, timeline) = (boot_id.map(Arc::from), Timeline { base, skew });
+        Ok(Some(Boot { id, epoch, mark: boot_mark, timeline, floor, sure, seen }))
     }
 
     /// Judges whether the machine was restarted, and notes what follows. Inside a write transaction, whose commit must be a durable one
@@ -71,7 +79,10 @@ impl Boot {
             (before, _) => {
                 let (epoch, seen, skew) =
                     before.as_ref().map_or((0, 0, 0), |boot| (boot.epoch, boot.seen.0, boot.timeline.skew));
+                let floor = before.as_ref().map_or(0, |boot| boot.floor);
                 let boot = Boot {
+                    floor,
+                    sure: clock.is_the_machines(),
                     id: clock.boot(),
                     epoch: epoch + 1,
                     mark: counters::last_id(conn)?,
@@ -81,12 +92,15 @@ impl Boot {
                 meta::set(conn, "epoch", boot.epoch)?;
                 meta::set(conn, "boot_id", boot.id.as_deref())?;
                 meta::set(conn, "boot_mark", boot.mark)?;
+                meta::set(conn, "clock_sure", boot.sure)?;
                 let now = boot.timeline.now(reading);
                 match verdict {
-                    Verdict::Restarted => meta::void_all_claims(conn)?,
+                    Verdict::Restarted => {
+                        meta::void_all_claims(conn)?;
+                        gates::empty_all(conn, now)?;
+                    }
                     _ => meta::void_unbelievable_claims(conn, now)?,
                 }
-                gates::empty_all(conn, now)?;
                 boot
             }
         };
@@ -113,7 +127,8 @@ impl Boot {
             return Ok(if same == Some(true) { Verdict::Same } else { Verdict::Restarted });
         }
         let went_back = reading.awake < self.seen.1;
-        let differs = went_back || (!clock.is_the_machines() && self.cannot_be(reading));
+        let is_sure = self.sure && clock.is_the_machines();
+        let differs = went_back || (!is_sure && !self.goes_on(reading));
         if same == Some(true) && !differs {
             return Ok(Verdict::Same);
         }
@@ -121,17 +136,19 @@ impl Boot {
             // All locks are of one kernel, and so are its clocks: this process is shown another one.
             Others::Present if differs => Verdict::AnotherClock,
             Others::Present => Verdict::Same,
+            // The ids of two containers differ, and not their clocks: those of another boot would.
             Others::Nobody | Others::Unknown if same.is_none() && !went_back => Verdict::Unknown,
+            Others::Nobody | Others::Unknown if self.goes_on(reading) => Verdict::Unknown,
             Others::Nobody | Others::Unknown => Verdict::Restarted,
         })
     }
 
-    /// Whether no clock of this boot can read so: it is awake for longer than time has passed, or time has passed by far otherwise than the
-    /// wall clock says.
-    fn cannot_be(&self, reading: Reading) -> bool {
+    /// Whether the clocks of this boot would read so by now: none went back, none ran ahead of time itself, and as much time has
+    /// passed as the wall clock says.
+    fn goes_on(&self, reading: Reading) -> bool {
         let now = self.timeline.now(reading);
         let (passed, awake) = (now.time - self.seen.0, reading.awake - self.seen.1);
-        awake > passed + SLACK_MS || (reading.wall - now.time - self.timeline.skew).abs() > 60 * SLACK_MS
+        (0..=passed + SLACK_MS).contains(&awake) && (reading.wall - now.time - self.timeline.skew).abs() <= SLACK_MS
     }
 
     /// The time of a look that writes nothing. If the machine was restarted and nothing has been written since, every lease has run out.

@@ -47,9 +47,9 @@ const SET_MS: i64 = 1_000;
 
 impl Timeline {
     /// In a boot that has just begun, or may have: the store's time goes on from where it was `seen` last, or from what the wall
-    /// clock says if that is later.
+    /// clock says if that is later. That the wall clock was behind then is not taken for time that has passed: it may have come right.
     pub(crate) fn begin(reading: Reading, seen: i64, skew: i64) -> Timeline {
-        let time = reading.wall.saturating_sub(skew).clamp(seen.max(0), INSTANT_MAX.max(seen));
+        let time = reading.wall.saturating_sub(skew.max(0)).clamp(seen.max(0), INSTANT_MAX.max(seen));
         Timeline { base: time - reading.up, skew }.follow(reading)
     }
 

@@ -110,7 +110,7 @@ pub(crate) fn open(path: &Path, options: &Options) -> Result<Opened> {
     // Before the file is opened: if it is replaced in between, the first commit will find out.
     let identity = files::identity(path);
     let folder = Folder::new(path);
-    let presence = Presence::new(folder.clone());
+    let presence = Presence::new(folder.clone(), identity);
     let mut found = None;
     let opened = with_room(path, |made_room| {
         patiently(options.busy_wait, || {
@@ -126,8 +126,10 @@ pub(crate) fn open(path: &Path, options: &Options) -> Result<Opened> {
             found = Some(journal_mode(&conn)?);
             set_wal(&conn, path)?;
             found = None;
-            let others = |conn: &Connection| match presence.others()? {
-                Others::Nobody if presence::any_alive(&folder, &workers::all(conn)?) => Ok(Others::Present),
+            let others = |conn: &Connection, and_workers: bool| match presence.others()? {
+                Others::Nobody if and_workers && presence::any_alive(&folder, &workers::all(conn)?) => {
+                    Ok(Others::Present)
+                }
                 others => Ok(others),
             };
             let mut opened = lay_out(conn, options, Some(path), identity, others, || presence.join())?;
@@ -161,7 +163,7 @@ pub(crate) fn open_in_memory(options: &Options) -> Result<Opened> {
     check_sqlite(options)?;
     let conn = Connection::open_in_memory()?;
     configure(&conn)?;
-    lay_out(conn, options, None, None, |_| Ok(Others::Nobody), || Ok(()))
+    lay_out(conn, options, None, None, |_, _| Ok(Others::Nobody), || Ok(()))
 }
 
 /// Runs `step` until it is not busy, for at most `wait`.
@@ -237,24 +239,29 @@ fn lay_out(
     options: &Options,
     path: Option<&Path>,
     identity: Option<Identity>,
-    others: impl Fn(&Connection) -> Result<Others>,
+    others: impl Fn(&Connection, bool) -> Result<Others>,
     join: impl FnOnce() -> Result<()>,
 ) -> Result<Opened> {
     let clock = &options.clock;
     conn.execute_batch("BEGIN IMMEDIATE")?;
     let laid_out = (|| {
         migrate(&conn)?;
-        let copied = is_a_copy(&conn, identity)? && others(&conn)? != Others::Present;
+        let copied = is_a_copy(&conn, path, identity)? && others(&conn, false)? != Others::Present;
         if copied {
             make_own(&conn)?;
         }
-        let boot = Boot::note(&conn, clock, || others(&conn))?;
+        let boot = Boot::note(&conn, clock, || others(&conn, true))?;
         if let Some((device, inode)) = identity
             && (copied || meta::get::<String>(&conn, "file")?.is_none())
         {
             meta::set(&conn, "file", format!("{device}:{inode}"))?;
         }
+        let opening = random::name();
+        meta::set(&conn, "opening", &*opening)?;
         join()?;
+        if let Some(path) = path {
+            files::set_witness(path, &opening);
+        }
         meta::touch(&conn)?;
         let store_id = meta::need(&conn, "store_id")?;
         let owned = meta::get(&conn, "owned")?.unwrap_or(false);
@@ -277,10 +284,16 @@ fn lay_out(
     })
 }
 
-/// Whether this file was copied, or restored, since it was last open: it is another file than the one that it says it is.
-fn is_a_copy(conn: &Connection, identity: Option<Identity>) -> Result<bool> {
+/// Whether this file was copied, or restored, since it was last open: it is another file than the one that it says it is, or it is
+/// the same one with other contents, which do not know of its last opening.
+fn is_a_copy(conn: &Connection, path: Option<&Path>, identity: Option<Identity>) -> Result<bool> {
     let Some((device, inode)) = identity else { return Ok(false) };
-    Ok(meta::get::<String>(conn, "file")?.is_some_and(|file| file != format!("{device}:{inode}")))
+    if meta::get::<String>(conn, "file")?.is_some_and(|file| file != format!("{device}:{inode}")) {
+        return Ok(true);
+    }
+    let opening: Option<String> = meta::get(conn, "opening")?;
+    let witness = path.and_then(files::witness);
+    Ok(witness.is_some() && opening.is_some() && witness != opening)
 }
 
 /// What is the file's own is stored in it when it is set, and holds for whoever opens it without setting it.
@@ -383,9 +396,11 @@ fn look_only(path: &Path, options: &Options) -> Result<Readers> {
 fn make_own(conn: &Connection) -> Result<()> {
     // A file that was just made has none yet.
     if let Some(epoch) = meta::get::<i64>(conn, "epoch")? {
-        let later = i64::from(random::bits() as u32) + 2;
-        meta::set(conn, "epoch", epoch.saturating_add(later))?;
+        let epoch = epoch.saturating_add(i64::from(random::bits() as u32) + 2);
+        meta::set(conn, "epoch", epoch)?;
+        meta::set(conn, "epoch_floor", epoch)?;
         meta::set(conn, "store_id", random::name())?;
+        meta::void_all_claims(conn)?;
     }
     Ok(())
 }

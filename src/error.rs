@@ -125,8 +125,11 @@ pub enum Error {
         /// Who has it open.
         holder: String,
     },
-    /// The store, worker or claim was inherited over a `fork`: it is the parent's. Open the store anew in this process.
-    #[error("this process was forked from process {parent}, which has opened the store; open it anew in this process")]
+    /// The store, worker or claim was inherited over a `fork`: it is the parent's. SQLite's own lists of what it has locked are
+    /// inherited, too, so that this process cannot open the file anew either: fork before it is opened, or run a new program (`exec`).
+    #[error(
+        "this process was forked from process {parent}, which had the store open; fork before it is opened, or run a new program"
+    )]
     Forked {
         /// The process that has opened it.
         parent: u32,

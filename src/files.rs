@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
@@ -186,8 +187,48 @@ pub(crate) fn identity(_: &Path) -> Option<Identity> {
     Some((0, 0))
 }
 
-/// The files that this process has open, each under the path by which it was opened, and how often.
-static OPEN: Mutex<BTreeMap<Identity, (PathBuf, usize)>> = Mutex::new(BTreeMap::new());
+/// The name of an extended attribute that says of a file which opening of the store was its last one. The contents say it, too; if the two
+/// differ, the contents are others: somebody has copied a backup into the file.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+const WITNESS: &str = "user.relet.opening";
+
+/// What the attribute says; `None` where it was not set, or the file system has none.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+pub(crate) fn witness(path: &Path) -> Option<String> {
+    let mut value = [0; 64];
+    let size = rustix::fs::getxattr(path, WITNESS, &mut value[..]).ok()?;
+    String::from_utf8(value.get(..size)?.to_vec()).ok()
+}
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+pub(crate) fn set_witness(path: &Path, opening: &str) {
+    let set = rustix::fs::setxattr(path, WITNESS, opening.as_bytes(), rustix::fs::XattrFlags::empty());
+    if set.is_err() {
+        // An old one would be taken for a sign.
+        let _ = rustix::fs::removexattr(path, WITNESS);
+    }
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+pub(crate) fn witness(_: &Path) -> Option<String> {
+    None
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+pub(crate) fn set_witness(_: &Path, _: &str) {}
+
+/// The files that this process has open. A child that is forked has a copy of it, in which they stand for ever.
+static OPEN: Mutex<BTreeMap<Identity, OpenFile>> = Mutex::new(BTreeMap::new());
+/// How long somebody may have it locked who is no thread of a process that this one was forked from.
+const OPEN_LOCKED: Duration = Duration::from_secs(5);
+
+struct OpenFile {
+    /// The path by which it was opened.
+    path: PathBuf,
+    count: usize,
+    /// The process that has opened it.
+    pid: u32,
+}
 
 /// Says that a file is open in this process, for as long as it lives.
 #[derive(Debug)]
@@ -195,28 +236,38 @@ pub(crate) struct InUse(Identity);
 
 impl InUse {
     /// Refuses a file that this process has open already and that was moved since: within a process SQLite keeps one index for a
-    /// file, whatever its name, so that the log of the old name would be taken for that of the new one.
+    /// file, whatever its name, so that the log of the old name would be taken for that of the new one. And one that this
+    /// process has inherited over a fork: SQLite's lists of what it has locked are inherited, too, and the locks are not.
     pub(crate) fn mark(path: &Path, identity: Identity) -> Result<InUse> {
-        let mut open = OPEN.lock();
-        let (before, count) = open.entry(identity).or_insert_with(|| (path.to_owned(), 0));
-        if before != path && self::identity(before) != Some(identity) {
-            let before = before.display();
+        let pid = std::process::id();
+        let Some(mut open) = OPEN.try_lock_for(OPEN_LOCKED) else {
+            return Err(Error::Forked { parent: 0 }); // A thread that is not here any more has it locked.
+        };
+        let new = || OpenFile { path: path.to_owned(), count: 0, pid };
+        let file = open.entry(identity).or_insert_with(new);
+        if file.pid != pid {
+            return Err(Error::Forked { parent: file.pid });
+        }
+        if file.path != path && self::identity(&file.path) != Some(identity) {
+            let before = file.path.display();
             let detail = format!(
                 "the file is open in this process as {before}, from where it was moved; drop every handle on that store first"
             );
             return Err(Error::Open { path: path.to_owned(), detail });
         }
-        *count += 1;
+        file.count += 1;
         Ok(InUse(identity))
     }
 }
 
 impl Drop for InUse {
     fn drop(&mut self) {
-        let mut open = OPEN.lock();
-        if let Some((_, count)) = open.get_mut(&self.0) {
-            *count -= 1;
-            if *count == 0 {
+        let Some(mut open) = OPEN.try_lock_for(OPEN_LOCKED) else { return };
+        if let Some(file) = open.get_mut(&self.0)
+            && file.pid == std::process::id()
+        {
+            file.count -= 1;
+            if file.count == 0 {
                 open.remove(&self.0);
             }
         }
@@ -260,6 +311,7 @@ impl Folder {
         self.path.join(name)
     }
 
+    /// The error of a lock that cannot be made.
     fn refuse(&self, name: &str, detail: &str) -> Error {
         Error::Open {
             path: self.path_of(name),
@@ -337,7 +389,10 @@ mod unix {
             };
             // The last one who was there may remove the empty folder in between.
             let made = (0..TRIES).map(|_| once()).find(|made| !matches!(made, Err(Errno::NOENT))).unwrap_or_else(once);
-            let file = File::from(made.map_err(|error| self.refuse(name, &error.to_string()))?);
+            let file = File::from(made.map_err(|error| match error {
+                Errno::NOSPC | Errno::DQUOT => crate::reserve::full(&self.database),
+                error => self.refuse(name, &error.to_string()),
+            })?);
             if !is_own(&file) {
                 return Err(self.refuse(name, "a file of this name is not relet's"));
             }

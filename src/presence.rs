@@ -7,15 +7,21 @@
 
 use std::cell::RefCell;
 use std::fs::{File, TryLockError};
+use std::io::ErrorKind;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::files::Folder;
+use crate::files::{Folder, Identity};
 use crate::random;
 use crate::sql::workers::WorkerRow;
 
-/// The lock's file, in the folder of the workers' locks.
-pub(crate) const FILE: &str = "open.lock";
+/// The lock's file, in the folder of the workers' locks: of this very file, so that who has another one open, which lay at the same
+/// path, does not count.
+fn name_of(identity: Option<Identity>) -> String {
+    let (device, inode) = identity.unwrap_or_default();
+    format!("open-{device:x}-{inode:x}.lock")
+}
+
 /// Tries, and pauses between them: one that only looks holds it alone for a moment.
 const TRIES: u32 = 10;
 const PAUSE: Duration = Duration::from_micros(50);
@@ -34,44 +40,50 @@ pub(crate) enum Others {
 #[derive(Debug)]
 pub(crate) struct Presence {
     folder: Folder,
+    name: String,
     file: RefCell<Option<File>>,
 }
 
 impl Presence {
     /// Not there yet, and nothing is made.
-    pub(crate) fn new(folder: Folder) -> Presence {
-        Presence { folder, file: RefCell::default() }
+    pub(crate) fn new(folder: Folder, identity: Option<Identity>) -> Presence {
+        Presence { folder, name: name_of(identity), file: RefCell::default() }
     }
 
     /// Who else is there. Inside a write transaction, before [`Presence::join`].
     pub(crate) fn others(&self) -> Result<Others> {
-        Ok(self.lock(alone)?.unwrap_or(Others::Present))
+        Ok(self.lock(alone)?.unwrap_or(Others::Unknown))
     }
 
     /// From now on this one is there, too.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] where somebody holds it alone: that is a moment, unless a stranger does.
     pub(crate) fn join(&self) -> Result<()> {
-        // Where the file system has no locks: what that means is told by `others`.
-        self.lock(|file| {
-            let _ = (0..TRIES).any(|_| share(file).is_ok() || pause());
-        })
-        .map(drop)
+        let shared = self.lock(|file| {
+            // Where the file system has no locks: what that means is told by `others`.
+            let would_block = || share(file).is_err_and(|error| error.kind() == ErrorKind::WouldBlock);
+            !would_block() || (1..TRIES).any(|_| pause() || !would_block())
+        })?;
+        if shared == Some(false) { Err(Error::Busy { waited: Duration::ZERO }) } else { Ok(()) }
     }
 
-    /// Takes a lock on the file that has the name then. (Between opening it and locking it, the last one who was there may have removed it.)
+    /// Takes a lock on the file that has the name then. (Between opening it and locking it, the last one who was there may have
+    /// removed it.) `None`: the disk has no room for it.
     fn lock<T>(&self, take: impl Fn(&File) -> T) -> Result<Option<T>> {
         let mut held = self.file.borrow_mut();
         loop {
             let file = match held.take() {
                 Some(file) => file,
-                None => match self.folder.open_or_create(FILE) {
+                None => match self.folder.open_or_create(&self.name) {
                     Ok(file) => file,
-                    // Another user has made it, and may well be there.
-                    Err(_) if self.folder.is_closed_to_us(FILE) => return Ok(None),
+                    // What is stored can be worked off all the same.
+                    Err(Error::Full { .. }) => return Ok(None),
                     Err(error) => return Err(error),
                 },
             };
             let taken = take(&file);
-            if self.folder.has(FILE, &file) {
+            if self.folder.has(&self.name, &file) {
                 *held = Some(file);
                 return Ok(Some(taken));
             }
@@ -81,8 +93,8 @@ impl Presence {
     /// It is there no more. The last one removes what it has made, so that a store that is closed is one file.
     pub(crate) fn leave(self) {
         let Some(file) = self.file.into_inner() else { return };
-        if cfg!(unix) && file.try_lock().is_ok() && self.folder.has(FILE, &file) {
-            self.folder.remove(FILE);
+        if cfg!(unix) && file.try_lock().is_ok() && self.folder.has(&self.name, &file) {
+            self.folder.remove(&self.name);
             self.folder.remove_if_empty();
         }
     }
@@ -94,8 +106,8 @@ fn pause() -> bool {
 }
 
 /// Who is there, for somebody who does not join them. (`Nobody` also where no store was ever opened for writing.)
-pub(crate) fn look(folder: &Folder) -> Others {
-    match folder.open(FILE) {
+pub(crate) fn look(folder: &Folder, identity: Option<Identity>) -> Others {
+    match folder.open(&name_of(identity)) {
         Ok(Some(file)) => alone(&file), // and lets go of it
         Ok(None) => Others::Nobody,
         Err(_) => Others::Unknown,

@@ -318,6 +318,7 @@ impl Seat {
         let boot = if boot.timeline.follow(reading) == boot.timeline { boot } else { boot.see(&self.conn, reading)? };
         let now = boot.timeline.now(reading);
         let mut tx = Tx::new(&self.conn, now, Defaults::from(&self.options), boot.epoch, boot.mark);
+        tx.floor = boot.floor;
         for job in jobs.iter_mut().filter(|job| !job.is_left_out()) {
             let before = self.conn.total_changes();
             let done = job.run(&mut tx);

@@ -73,7 +73,7 @@ struct Inner {
     risk: Arc<Mutex<()>>,
     /// The process that has opened it.
     pid: u32,
-    #[expect(dead_code, reason = "it says that the file is open; dropped last")]
+    /// It says that the file is open; dropped last.
     in_use: Option<InUse>,
 }
 
@@ -81,7 +81,7 @@ impl Drop for Inner {
     fn drop(&mut self) {
         if self.check_process().is_err() {
             // Closing would write to the parent's file, and let go of what it holds there.
-            std::mem::forget((self.readers.take(), self.writer.take()));
+            std::mem::forget((self.readers.take(), self.writer.take(), self.in_use.take()));
         }
     }
 }
@@ -754,12 +754,18 @@ impl Store {
         if !meta::exists(conn)? || meta::get::<String>(conn, "store_id")?.as_deref() != Some(&*self.inner.store_id) {
             return Err(wrong());
         }
+        // Its path may lead here, and what it has open may be the file that was there before.
+        let opening = |conn: &Connection| meta::get::<String>(conn, "opening");
+        if opening(conn)? != self.read_plain(opening)? {
+            return Err(wrong());
+        }
         if conn.transaction_state(Some(MAIN_DB))? != TransactionState::Write {
             return Err(Error::NotImmediate);
         }
         let options = &self.inner.options;
         let boot = Boot::load(conn)?.ok_or_else(wrong)?;
-        let tx = Tx::new(conn, boot.timeline.now(options.clock.read()), Defaults::from(options), boot.epoch, 0);
+        let mut tx = Tx::new(conn, boot.timeline.now(options.clock.read()), Defaults::from(options), boot.epoch, 0);
+        tx.floor = boot.floor;
         tx.nested(op)
     }
 }
@@ -782,7 +788,7 @@ impl Inner {
         match &self.path {
             Some(path) if self.writer.is_none() => {
                 let folder = Folder::new(path);
-                Ok(match presence::look(&folder) {
+                Ok(match presence::look(&folder, self.identity) {
                     Others::Nobody if presence::any_alive(&folder, &sql::workers::all(conn)?) => Others::Present,
                     others => others,
                 })

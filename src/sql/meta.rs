@@ -23,10 +23,12 @@ pub(crate) fn need<T: FromSql>(conn: &Connection, key: &'static str) -> Result<T
 pub(crate) struct Clocks {
     /// `None`: nothing was noted yet.
     pub(crate) epoch: Option<i64>,
+    pub(crate) floor: i64,
     pub(crate) boot_id: Option<String>,
     pub(crate) boot_mark: i64,
     pub(crate) base: i64,
     pub(crate) skew: i64,
+    pub(crate) sure: bool,
     /// The store's time, and how long the machine had been awake, when that was last noted.
     pub(crate) seen: (i64, i64),
 }
@@ -40,6 +42,8 @@ pub(crate) fn clocks(conn: &Connection) -> Result<Clocks> {
     while let Some(row) = rows.next()? {
         match row.get_ref(0)?.as_str().unwrap_or_default() {
             "epoch" => clocks.epoch = Some(row.get(1)?),
+            "epoch_floor" => clocks.floor = row.get(1)?,
+            "clock_sure" => clocks.sure = row.get(1)?,
             "boot_id" => clocks.boot_id = row.get(1)?,
             "boot_mark" => clocks.boot_mark = row.get(1)?,
             "clock_base" => clocks.base = row.get(1)?,

@@ -47,6 +47,8 @@ pub(crate) struct Tx<'c> {
     pub(crate) epoch: i64,
     /// Claims of messages up to this id are made durable: they were in the file when the machine was last restarted.
     pub(crate) boot_mark: i64,
+    /// Receipts of an earlier epoch are another file's.
+    pub(crate) floor: i64,
     /// Set by what must survive a power cut although its transaction began without that promise.
     pub(crate) durable: bool,
     /// Set by a success that rests on a row which was there already: the commit must write something, or it would sync nothing.
@@ -86,6 +88,7 @@ impl<'c> Tx<'c> {
             defaults,
             epoch,
             boot_mark,
+            floor: 0,
             durable: false,
             touch: false,
             budget: budget::Budget::new(),

@@ -106,6 +106,7 @@ impl Known {
 
 /// Does what `how` says to the claim with this receipt. A stale receipt changes nothing.
 pub(crate) fn settle(tx: &mut Tx<'_>, receipt: Receipt, how: &Settle, known: Known) -> Result<Settled> {
+    check_origin(tx, receipt)?;
     if matches!(how, Settle::Ack) && tx.defaults.retention.is_zero() && remove_plain(tx, receipt, known)? {
         return Ok(Settled::Now(Status::Done));
     }
@@ -168,6 +169,17 @@ fn remove_plain(tx: &mut Tx<'_>, receipt: Receipt, known: Known) -> Result<bool>
     Ok(true)
 }
 
+/// Refuses what the file issued that this one is a copy of: there it may be settled, too.
+fn check_origin(tx: &Tx<'_>, receipt: Receipt) -> Result<()> {
+    if receipt.epoch() >= tx.floor {
+        return Ok(());
+    }
+    match Record::load(tx.conn, receipt.id().get())? {
+        Some(record) => Err(stale(&record, receipt)),
+        None => Err(Error::Gone { id: receipt.id() }),
+    }
+}
+
 /// What a receipt is worth.
 enum Standing {
     /// It is the newest, and its claim is not ended. That its lease may have run out does not matter until somebody has taken the message back.
@@ -200,6 +212,7 @@ fn stale(record: &Record, receipt: Receipt) -> Error {
 
 /// Refuses a receipt that does not hold its message: the guard of an application's own transaction.
 pub(crate) fn guard(tx: &Tx<'_>, receipt: Receipt) -> Result<()> {
+    check_origin(tx, receipt)?;
     let record = Record::load(tx.conn, receipt.id().get())?.ok_or(Error::Gone { id: receipt.id() })?;
     match check(&record, receipt) {
         Standing::Holds => Ok(()),
