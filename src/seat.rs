@@ -19,7 +19,7 @@ use crate::db::{self, Boot, Identity, Opened, PAUSE_MAX, Patience};
 use crate::error::{Error, Result};
 use crate::options::{Durability, Options};
 use crate::reserve::Reserve;
-use crate::sql::{Defaults, Tx, meta, prune};
+use crate::sql::{Defaults, Rung, Tx, meta, prune};
 
 /// Whether a commit reaches the disk before its callers are answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,6 +57,8 @@ pub(crate) struct Seat {
     maintained: Stopwatch,
     owned: bool,
     reserve: Reserve,
+    /// Whom the commits since it was last asked wake.
+    rung: Rung,
     /// What the last checkpoint failed with. Others look at it without waiting for a leader.
     checkpoint_error: Arc<Mutex<Option<String>>>,
 }
@@ -113,11 +115,16 @@ impl Seat {
             maintained: Stopwatch::start(),
             owned,
             reserve,
+            rung: Rung::default(),
             checkpoint_error,
         };
         seat.adopt();
         seat.reserve.keep();
         seat
+    }
+
+    pub(crate) fn take_rung(&mut self) -> Rung {
+        std::mem::take(&mut self.rung)
     }
 
     pub(crate) fn conn(&self) -> &Connection {
@@ -230,7 +237,10 @@ impl Seat {
         let mut tx = Tx::new(&self.conn, now, Defaults::from(&self.options), boot.epoch, boot.mark);
         for job in jobs.iter_mut().filter(|job| !job.is_left_out()) {
             let before = self.conn.total_changes();
+            tx.said = false;
             let done = job.run(&mut tx);
+            // Claims make nothing claimable, or only what their own queue's next claim finds.
+            tx.rung.all |= !tx.said && job.need() != Need::Claim;
             let gone = self.conn.is_autocommit();
             if gone || (!done && self.conn.total_changes() != before) {
                 if job.need() != Need::Enqueue && matches!(job.error(), Some(Error::Full)) {
@@ -246,12 +256,15 @@ impl Seat {
         }
         tx.finish()?;
         let durable_late = tx.durable && sync == Sync::Free && self.is_full();
+        let rung = std::mem::take(&mut tx.rung);
         // A commit that writes nothing syncs nothing either.
         let wrote = self.conn.total_changes() != all_before;
         self.check_file()?;
         self.commit()?;
         self.boot = boot;
         self.wall_seen = now.wall;
+        self.rung.all |= rung.all;
+        self.rung.queues.extend(rung.queues);
         if durable_late {
             self.make_durable()?;
         }

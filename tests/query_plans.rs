@@ -383,6 +383,7 @@ fn a_claim_costs_the_same_whatever_lies_in_the_file() {
     let awake = 1_000_000;
     let (shut, open) = (1, 2);
     let seeks: [(&str, &[(usize, i64)]); 22] = [
+        ("sql/look.rs hope SQL", &[(2, now), (3, awake)]),
         ("sql/claim.rs at SQL", &[(1, queue), (2, awake)]),
         ("sql/claim.rs at_what_waits SQL", &[(1, queue), (2, now)]),
         ("sql/claim.rs own_void SQL", &[(1, queue), (2, awake), (4, 256)]),
@@ -390,7 +391,7 @@ fn a_claim_costs_the_same_whatever_lies_in_the_file() {
         ("sql/claim.rs promote_due FIND", &[(1, queue), (2, now), (3, 256)]),
         ("sql/claim.rs take_back_void SQL", &[(1, queue), (2, awake), (3, 256)]),
         ("sql/claim.rs take_back_abandoned SQL", &[(1, queue), (2, now), (3, 256)]),
-        ("sql/meta.rs restart_waits ANY", &[(1, now)]),
+        ("sql/meta.rs has_waits_ahead ANY", &[(1, now)]),
         ("sql/lines.rs gated NEXT", &[(1, queue), (2, 3)]),
         ("sql/lines.rs gated NEXT", &[(1, queue), (2, 4 * shut)]),
         ("sql/lines.rs head SQL", &[(1, queue), (2, 0), (3, 0), (4, 1)]),

@@ -57,14 +57,19 @@ pub(crate) fn void_all_claims(conn: &Connection) -> Result<()> {
     ended::clear_if_few(conn)
 }
 
-/// Waits that were set as a span of time by a clock that is ahead of `now` (so it was set back since) begin again now.
-pub(crate) fn restart_waits(conn: &Connection, now: i64) -> Result<()> {
+/// Whether there are waits that were set by a clock which is ahead of `now`.
+pub(crate) fn has_waits_ahead(conn: &Connection, now: i64) -> Result<bool> {
     const ANY: &str = "SELECT EXISTS (SELECT 1 FROM main.relet_retry_queue INDEXED BY relet_set
                                        WHERE set_at IS NOT NULL AND set_at > ?1)
         OR EXISTS (SELECT 1 FROM main.relet_gates INDEXED BY relet_closed
                     WHERE closed_at IS NOT NULL AND closed_at > ?1)
         OR EXISTS (SELECT 1 FROM main.relet_queues INDEXED BY relet_paused
                     WHERE paused_at IS NOT NULL AND paused_at > ?1)";
+    Ok(conn.prepare_cached(ANY)?.query_row([now], |row| row.get(0))?)
+}
+
+/// Waits that were set as a span of time by a clock that is ahead of `now` (so it was set back since) begin again now.
+pub(crate) fn restart_waits(conn: &Connection, now: i64) -> Result<()> {
     const MESSAGES: &str = "UPDATE main.relet_messages AS m SET due_at = ?1 + (r.due_at - r.set_at)
                               FROM main.relet_retry_queue r INDEXED BY relet_set
                              WHERE r.set_at IS NOT NULL AND r.set_at > ?1 AND m.id = r.message";
@@ -77,7 +82,7 @@ pub(crate) fn restart_waits(conn: &Connection, now: i64) -> Result<()> {
     const QUEUES: &str = "UPDATE main.relet_queues INDEXED BY relet_paused
                              SET paused_until = ?1 + (paused_until - paused_at), paused_at = ?1
                            WHERE paused_at IS NOT NULL AND paused_at > ?1";
-    if conn.prepare_cached(ANY)?.query_row([now], |row| row.get(0))? {
+    if has_waits_ahead(conn, now)? {
         conn.prepare_cached(GATES)?.execute([now])?;
         conn.prepare_cached(QUEUES)?.execute([now])?;
         conn.prepare_cached(MESSAGES)?.execute([now])?;
