@@ -553,7 +553,8 @@ impl Store {
     /// change by itself. `None`: that is best asked under the lock (in memory there is only the one connection, and what was laid
     /// down before is to be carried out first).
     pub(crate) fn hopes(&self, queues: &[Arc<str>], who: &Who) -> Result<Option<(Vec<Hope>, Duration)>> {
-        if self.inner.readers.is_none() || self.inner.writer.as_ref().is_some_and(Writer::has_laid_down) {
+        let (Some(_), Some(writer)) = (&self.inner.readers, &self.inner.writer) else { return Ok(None) };
+        if writer.has_laid_down() {
             return Ok(None);
         }
         self.read(|conn, now| {
