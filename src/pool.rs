@@ -24,6 +24,7 @@ use crate::error::{Error, Result};
 use crate::message::MessageId;
 use crate::outcome::Outcome;
 use crate::receipt::Receipt;
+use crate::sql::Rung;
 use crate::sql::settle::{Settle, Settled};
 use crate::waker::NAP_MAX;
 use crate::worker::Worker;
@@ -35,6 +36,8 @@ const STRIDE: u64 = 1 << 20;
 const EXTEND_AT: u32 = 3;
 /// How often the schedules are looked at at least: one that another process sets, and a clock that is set, wake nobody.
 const TICK_LOOK: Duration = Duration::from_secs(1);
+/// Between two looks of a reader at least, where something was committed that may concern any queue.
+const LOOK_MIN: Duration = Duration::from_millis(1);
 /// First and longest pause after an error of the store.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
@@ -108,9 +111,34 @@ struct State {
     running: Vec<Running>,
     /// What each queue has been charged, in their order.
     passes: Vec<u64>,
+    /// And whether there may be something in it: one of five hundred that has messages is to cost no more than one alone.
+    hopes: Vec<Hopeful>,
+    /// Rings of the waker that were heard, and when a reader is to look again.
+    heard: u64,
+    looked_at: Duration,
+    look_at: Duration,
     /// When the supervisor means to wake.
     wake_at: Duration,
     error: Option<Error>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Hopeful {
+    /// Whether a reader has looked; then its id, where there is such a queue.
+    known: bool,
+    queue: Option<i64>,
+    any: bool,
+    /// The number of the waker's rings when that was heard.
+    since: u64,
+}
+
+impl Hopeful {
+    fn is_meant(&self, rung: &Rung) -> bool {
+        match self.queue {
+            Some(queue) => rung.queues.contains(&queue),
+            None => !self.known && (rung.all || !rung.queues.is_empty()),
+        }
+    }
 }
 
 /// A claim whose handler runs, or which is being settled.
@@ -156,6 +184,10 @@ impl Pool {
             scouting: false,
             running: Vec::new(),
             passes: vec![0; plan.queues.len()],
+            hopes: vec![Hopeful { known: false, queue: None, any: true, since: 0 }; plan.queues.len()],
+            heard: 0,
+            looked_at: Duration::ZERO,
+            look_at: Duration::ZERO,
             wake_at: Duration::ZERO,
             error: None,
         };
@@ -192,11 +224,20 @@ impl Pool {
         let mut risk: Option<MutexGuard<'_, ()>> = None;
         let mut pause = PAUSE.0;
         loop {
-            let (seen, asked) = (store.commits(), self.watch.elapsed());
+            let asked = self.watch.elapsed();
+            let seen = self.listen();
             let order = self.order();
-            if order.is_empty() && worked.is_none() {
-                break;
+            if worked.is_none() {
+                match &order {
+                    None => break,
+                    Some(order) if order.is_empty() => {
+                        self.rest(seen, true); // also what has crashed was looked for
+                        continue;
+                    }
+                    Some(_) => {}
+                }
             }
+            let order = order.unwrap_or_default();
             risk = risk.or_else(|| store.risk().try_lock());
             let settle = worked
                 .as_ref()
@@ -219,6 +260,9 @@ impl Pool {
                 }
             };
             pause = PAUSE.0;
+            if risk.is_some() {
+                self.give_up_hope(step.empty.iter().map(|place| order[*place]), seen);
+            }
             let next = step.taken.map(|(place, taken)| {
                 if taken.record.crashes == 0 {
                     risk = None;
@@ -257,26 +301,82 @@ impl Pool {
         }
     }
 
-    /// The queues in the order in which they are to be tried; none when nothing new is to be begun.
-    fn order(&self) -> Vec<usize> {
-        let state = self.state.lock();
-        if state.stopping {
-            return Vec::new();
+    /// Hears for which queues there is hope: those that were rung for, and now and then those in which a reader finds something.
+    /// Returns the number of the waker's rings by then.
+    fn listen(&self) -> u64 {
+        let now = self.watch.elapsed();
+        let mut state = self.state.lock();
+        let (rung, rings) = self.worker.store().waker().rung_since(state.heard);
+        state.heard = rings;
+        for hope in &mut state.hopes {
+            if hope.is_meant(&rung) {
+                (hope.any, hope.since) = (true, rings);
+            }
         }
-        let mut order: Vec<usize> = (0..self.plan.queues.len()).collect();
-        order.sort_by_key(|at| state.passes[*at]);
-        order
+        if rung.all {
+            state.look_at = state.look_at.min(now.max(state.looked_at + LOOK_MIN));
+        }
+        if now >= state.look_at && state.hopes.iter().any(|hope| !hope.any) {
+            (state.looked_at, state.look_at) = (now, now + NAP_MAX);
+            drop(state);
+            self.look(rings);
+        }
+        rings
     }
 
-    /// The last of these queues had a message, the others had none: they do not save up for later.
+    /// Looks into all queues, without the write lock. Where that cannot be done there is hope for all.
+    fn look(&self, rings: u64) {
+        let names: Vec<_> = self.plan.queues.iter().map(|queue| queue.name.clone()).collect();
+        let buried = self.worker.bury_dead_if_due();
+        let found = buried.and_then(|_| self.worker.hopes(&names));
+        let now = self.watch.elapsed();
+        let mut state = self.state.lock();
+        match found {
+            Ok(Some((found, nap))) => {
+                for (hope, found) in state.hopes.iter_mut().zip(found) {
+                    (hope.known, hope.queue) = (true, found.queue);
+                    if found.any {
+                        (hope.any, hope.since) = (true, rings);
+                    }
+                }
+                state.look_at = now + nap;
+            }
+            _ => state.hopes.iter_mut().for_each(|hope| (hope.any, hope.since) = (true, rings)),
+        }
+    }
+
+    /// Nothing was found in these queues, where nobody has rung for them since.
+    fn give_up_hope(&self, empty: impl Iterator<Item = usize>, seen: u64) {
+        let mut state = self.state.lock();
+        for at in empty {
+            let hope = &mut state.hopes[at];
+            hope.any &= hope.since > seen;
+        }
+    }
+
+    /// The queues for which there is hope, in the order in which they are to be tried; `None` when nothing new is to be begun.
+    fn order(&self) -> Option<Vec<usize>> {
+        let state = self.state.lock();
+        if state.stopping {
+            return None;
+        }
+        let mut order: Vec<usize> = (0..self.plan.queues.len()).filter(|at| state.hopes[*at].any).collect();
+        order.sort_by_key(|at| state.passes[*at]);
+        Some(order)
+    }
+
+    /// The last of these queues had a message, the others had none, as those without hope: they do not save up for later.
     fn charge(&self, tried: &[usize]) {
         let Some((served, empty)) = tried.split_last() else { return };
         let mut state = self.state.lock();
         let pass = state.passes[*served];
-        for at in empty {
-            state.passes[*at] = state.passes[*at].max(pass);
+        let State { passes, hopes, .. } = &mut *state;
+        for (at, queue) in passes.iter_mut().enumerate() {
+            if !hopes[at].any || empty.contains(&at) {
+                *queue = pass.max(*queue);
+            }
         }
-        state.passes[*served] = pass + STRIDE / u64::from(self.plan.queues[*served].weight);
+        passes[*served] = pass + STRIDE / u64::from(self.plan.queues[*served].weight);
     }
 
     /// Runs the handler, watched by the supervisor.
@@ -408,8 +508,7 @@ impl Pool {
         } else {
             state.scouting = true;
             drop(state);
-            let names = self.plan.queues.iter().map(|queue| &*queue.name);
-            let slept = self.worker.store().sleep(names, seen, NAP_MAX);
+            let slept = self.sleep(seen);
             if let Err(error) = slept {
                 self.met(&error);
                 self.pause(PAUSE.1);
@@ -418,6 +517,20 @@ impl Pool {
             state.scouting = false;
         }
         state.resting -= 1;
+    }
+
+    fn sleep(&self, seen: u64) -> Result<()> {
+        let store = self.worker.store();
+        let state = self.state.lock();
+        if state.hopes.iter().all(|hope| hope.known && !hope.any) {
+            let nap = state.look_at.saturating_sub(self.watch.elapsed()).min(NAP_MAX);
+            let queues = state.hopes.iter().filter_map(|hope| hope.queue).collect();
+            drop(state);
+            store.sleep_for(queues, seen, nap);
+            return Ok(());
+        }
+        drop(state);
+        store.sleep(self.plan.queues.iter().map(|queue| &*queue.name), seen, NAP_MAX)
     }
 
     /// After an error: a while, or until the pool is stopped.
@@ -454,7 +567,7 @@ impl Pool {
         self.ended.notify_all();
         drop(state);
         tokens.iter().for_each(|token| token.set(CancelReason::Stopping));
-        self.worker.store().ring();
+        self.worker.store().waker().ring_all();
     }
 
     pub(crate) fn wait_until_ended(&self, limit: Duration) -> bool {

@@ -263,10 +263,10 @@ impl Queue {
     /// # Errors
     /// As [`Queue::pause`].
     pub fn resume(&self) -> Result<()> {
-        self.change(sql::queues::resume)
+        self.change(|tx, name| sql::queues::resume(tx, name))
     }
 
-    fn change(&self, change: impl Fn(&Tx<'_>, &str) -> Result<()> + Send + 'static) -> Result<()> {
+    fn change(&self, change: impl Fn(&mut Tx<'_>, &str) -> Result<()> + Send + 'static) -> Result<()> {
         check_name("queue", &self.name)?;
         let name = self.name.clone();
         self.store.write(Need::Settle, move |tx| change(tx, &name))

@@ -22,7 +22,7 @@ use crate::files::{self, Identity};
 use crate::options::{Durability, Options};
 use crate::presence::{Others, Presence};
 use crate::reserve::{self, Reserve};
-use crate::sql::{Defaults, Tx, meta, prune};
+use crate::sql::{Defaults, Rung, Tx, meta, prune};
 
 /// Whether a commit reaches the disk before its callers are answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,6 +67,8 @@ pub(crate) struct Seat {
     seen: Stopwatch,
     owned: bool,
     reserve: Reserve,
+    /// Whom the commits since it was last asked wake.
+    rung: Rung,
     /// What the last checkpoint failed with. Others look at it without waiting for a leader.
     checkpoint_error: Arc<Mutex<Option<String>>>,
     /// Tells others that somebody is there.
@@ -158,6 +160,7 @@ impl Seat {
             seen: Stopwatch::start(),
             owned,
             reserve,
+            rung: Rung::default(),
             checkpoint_error,
             presence,
         };
@@ -200,6 +203,10 @@ impl Seat {
             Some(path) => reserve::ran_out(error, path),
             None => matches!(error, Error::Full { .. }),
         }
+    }
+
+    pub(crate) fn take_rung(&mut self) -> Rung {
+        std::mem::take(&mut self.rung)
     }
 
     pub(crate) fn conn(&self) -> &Connection {
@@ -321,7 +328,10 @@ impl Seat {
         tx.floor = boot.floor;
         for job in jobs.iter_mut().filter(|job| !job.is_left_out()) {
             let before = self.conn.total_changes();
+            tx.said = false;
             let done = job.run(&mut tx);
+            // Claims make nothing claimable, or only what their own queue's next claim finds.
+            tx.rung.all |= !tx.said && job.need() != Need::Claim;
             let gone = self.conn.is_autocommit();
             let full = !done && job.error().is_some_and(|error| self.ran_out(&error));
             if gone || full || (!done && self.conn.total_changes() != before) {
@@ -338,11 +348,14 @@ impl Seat {
         }
         tx.finish()?;
         let durable_late = tx.durable && sync == Sync::Free && self.is_full();
+        let rung = std::mem::take(&mut tx.rung);
         // A commit that writes nothing syncs nothing either.
         let wrote = self.conn.total_changes() != all_before;
         self.check_file()?;
         self.commit()?;
         self.boot = boot;
+        self.rung.all |= rung.all;
+        self.rung.queues.extend(rung.queues);
         if durable_late {
             self.make_durable()?;
         }

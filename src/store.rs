@@ -20,6 +20,8 @@ use crate::presence::{self, Others};
 use crate::queue::Queue;
 use crate::random;
 use crate::receipt::Receipt;
+use crate::sql::claim::Who;
+use crate::sql::look::Hope;
 use crate::sql::settle::{Known, Settle, Settled};
 use crate::sql::{self, Defaults, Tx, meta};
 use crate::state::{Route, Status};
@@ -572,8 +574,30 @@ impl Store {
         &self.inner.liveness
     }
 
-    pub(crate) fn commits(&self) -> u64 {
-        self.inner.waker.commits()
+    pub(crate) fn waker(&self) -> &Waker {
+        &self.inner.waker
+    }
+
+    /// What this worker may hope for in each of these queues, found without the write lock; and how long it is until that may
+    /// change by itself. `None`: that is best asked under the lock (in memory there is only the one connection, and what was laid
+    /// down before is to be carried out first).
+    pub(crate) fn hopes(&self, queues: &[Arc<str>], who: &Who) -> Result<Option<(Vec<Hope>, Duration)>> {
+        let (Some(_), Some(writer)) = (&self.inner.readers, &self.inner.writer) else { return Ok(None) };
+        if writer.has_laid_down() {
+            return Ok(None);
+        }
+        self.read(|conn, now| {
+            let mut nap = NAP_MAX;
+            let mut hopes = Vec::with_capacity(queues.len());
+            for queue in queues {
+                let hope = sql::look::hope(conn, queue, who, now)?;
+                if hope.queue.is_some() && !hope.any {
+                    nap = nap.min(sql::look::next_event(conn, queue, now)?.unwrap_or(NAP_MAX));
+                }
+                hopes.push(hope);
+            }
+            Ok(Some((hopes, nap)))
+        })
     }
 
     /// Sleeps until something may have become claimable in one of these queues since `seen`, for at most `limit`.
@@ -583,23 +607,24 @@ impl Store {
         seen: u64,
         limit: Duration,
     ) -> Result<()> {
-        if let Some(path) = self.path() {
-            self.inner.waker.watch(path);
-        }
-        let nap = self.read(|conn, now| {
-            let mut nap = limit.min(NAP_MAX);
+        let (ids, nap) = self.read(|conn, now| {
+            let (mut ids, mut nap) = (Vec::new(), limit.min(NAP_MAX));
             for queue in queues {
                 nap = nap.min(sql::look::next_event(conn, queue, now)?.unwrap_or(NAP_MAX));
+                ids.extend(sql::queues::id_of(conn, queue)?);
             }
-            Ok(nap)
+            Ok((ids, nap))
         })?;
-        self.inner.waker.sleep(seen, nap);
+        self.sleep_for(ids, seen, nap);
         Ok(())
     }
 
-    /// Wakes whoever sleeps.
-    pub(crate) fn ring(&self) {
-        self.inner.waker.ring();
+    /// As [`Store::sleep`], for at most `nap`, by the queues' ids.
+    pub(crate) fn sleep_for(&self, queues: Vec<i64>, seen: u64, nap: Duration) {
+        if let Some(path) = self.path() {
+            self.inner.waker.watch(path);
+        }
+        self.inner.waker.sleep(queues, seen, nap);
     }
 
     /// The right of this process to work on a message that has crashed before: one has it at a time.
@@ -707,7 +732,7 @@ impl Store {
         let found = self.read(|conn, _| sql::ended::find(conn, usize::MAX))?.unwrap_or_default();
         if !found.marks.is_empty() {
             self.each(Need::Claim, found.into_steps(), |tx, step| sql::ended::step(tx, step))?;
-            self.inner.waker.ring();
+            self.inner.waker.ring_all();
         }
         Ok(())
     }

@@ -1,10 +1,12 @@
 //! The waker: sleep until something may have become claimable.
 //!
-//! A commit of this process rings at once. Commits of other processes are noticed by one watcher thread per store, which looks
-//! at `PRAGMA data_version` on a connection of its own, every 1 to 5 ms while somebody waits and not at all otherwise. What
+//! A commit of this process rings at once, for those who wait for its queues, and for no others. Commits of other processes are
+//! noticed by one watcher thread per store, which looks at `PRAGMA data_version` on a connection of its own, while somebody
+//! waits and not at all otherwise: every 1 to 5 ms, and less often the more of these commits were nobody's business here. What
 //! becomes due is the waiter's own business: it sleeps no longer than until then. A wake-up that is missed costs latency
 //! only, since nobody sleeps for longer than [`NAP_MAX`].
 
+use std::collections::{HashMap, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,56 +15,118 @@ use parking_lot::{Condvar, Mutex};
 use rusqlite::Connection;
 
 use crate::db;
+use crate::sql::Rung;
 
 /// Longest sleep between two looks. The death of another process rings no bell, so this bounds how late it is seen.
 pub(crate) const NAP_MAX: Duration = Duration::from_millis(200);
 /// The watcher's shortest and longest pause between two looks: short after it has seen something, long when nothing happens.
 const WATCH: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(5));
+/// The longest one where others commit all the time, and never anything that somebody here waits for.
+const WATCH_OTHERS: Duration = Duration::from_millis(25);
 /// How often a watcher without anybody who waits looks whether its store is still there.
 const REST: Duration = Duration::from_secs(1);
+/// Rings that are remembered one by one; who comes later than that is told "all".
+const KEPT: usize = 64;
 
 #[derive(Debug, Default)]
 pub(crate) struct Waker {
     state: Mutex<State>,
-    /// For those who wait for a commit.
-    bell: Condvar,
     /// For the watcher, when there is nobody to watch for.
     work: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    commits: u64,
-    waiting: usize,
+    /// Counts the rings.
+    rings: u64,
+    /// The latest of them.
+    latest: VecDeque<Rung>,
+    /// Messages were claimed: what others commit is of interest.
+    found: bool,
+    waiting: HashMap<u64, Arc<Waiter>>,
+    next_waiter: u64,
     watched: bool,
 }
 
-impl Waker {
-    /// A number that has changed if a commit came between two looks at it.
-    pub(crate) fn commits(&self) -> u64 {
-        self.state.lock().commits
-    }
+#[derive(Debug)]
+struct Waiter {
+    /// The queues that it waits for, sorted.
+    queues: Vec<i64>,
+    bell: Condvar,
+}
 
-    /// A commit was made that may have made something claimable.
-    pub(crate) fn ring(&self) {
-        let mut state = self.state.lock();
-        state.commits += 1;
-        if state.waiting > 0 {
-            self.bell.notify_all();
+impl Waiter {
+    fn is_meant(&self, rung: &Rung) -> bool {
+        rung.all || rung.queues.iter().any(|queue| self.queues.binary_search(queue).is_ok())
+    }
+}
+
+impl State {
+    /// What was rung for since then, together.
+    fn since(&self, seen: u64) -> Rung {
+        let mut since = Rung::default();
+        let count = usize::try_from(self.rings.saturating_sub(seen)).unwrap_or(usize::MAX);
+        since.all = count > self.latest.len();
+        for rung in self.latest.iter().rev().take(count) {
+            since.all |= rung.all;
+            since.queues.extend(&rung.queues);
         }
+        since
+    }
+}
+
+impl Waker {
+    /// The number of rings so far: it has changed if there was one between two looks at it.
+    pub(crate) fn rings(&self) -> u64 {
+        self.state.lock().rings
     }
 
-    /// Sleeps until there was a commit since `seen`, for at most `nap`.
-    pub(crate) fn sleep(&self, seen: u64, nap: Duration) {
-        let mut state = self.state.lock();
-        // Looked at under the lock: a commit that came after `seen` was read is not slept through.
-        if state.commits != seen {
+    /// What was rung for since then, and the number of rings by now.
+    pub(crate) fn rung_since(&self, seen: u64) -> (Rung, u64) {
+        let state = self.state.lock();
+        (if state.rings == seen { Rung::default() } else { state.since(seen) }, state.rings)
+    }
+
+    /// A commit was made that may have made something claimable in these queues.
+    pub(crate) fn ring(&self, rung: &Rung) {
+        if !rung.all && rung.queues.is_empty() {
             return;
         }
-        state.waiting += 1;
+        let mut state = self.state.lock();
+        state.rings += 1;
+        if state.latest.len() == KEPT {
+            state.latest.pop_front();
+        }
+        state.latest.push_back(rung.clone());
+        for waiter in state.waiting.values().filter(|waiter| waiter.is_meant(rung)) {
+            waiter.bell.notify_one();
+        }
+    }
+
+    pub(crate) fn ring_all(&self) {
+        self.ring(&Rung { all: true, ..Rung::default() });
+    }
+
+    /// A message was claimed.
+    pub(crate) fn note_found(&self) {
+        self.state.lock().found = true;
+    }
+
+    /// Sleeps until one of these queues was rung for since `seen`, for at most `nap`.
+    pub(crate) fn sleep(&self, mut queues: Vec<i64>, seen: u64, nap: Duration) {
+        queues.sort_unstable();
+        let waiter = Arc::new(Waiter { queues, bell: Condvar::new() });
+        let mut state = self.state.lock();
+        // Looked at under the lock: a commit that came after `seen` was read is not slept through.
+        if state.rings != seen && waiter.is_meant(&state.since(seen)) {
+            return;
+        }
+        let number = state.next_waiter;
+        state.next_waiter += 1;
+        state.waiting.insert(number, waiter.clone());
         self.work.notify_one();
-        let _ = self.bell.wait_for(&mut state, nap);
-        state.waiting -= 1;
+        let _ = waiter.bell.wait_for(&mut state, nap);
+        state.waiting.remove(&number);
     }
 
     /// Starts the watcher of a store's file, once.
@@ -83,10 +147,10 @@ impl Waker {
         while Arc::strong_count(&self) > 1 {
             let idle = {
                 let mut state = self.state.lock();
-                if state.waiting == 0 {
+                if state.waiting.is_empty() {
                     let _ = self.work.wait_for(&mut state, REST);
                 }
-                state.waiting == 0
+                state.waiting.is_empty()
             };
             if idle {
                 watching = None;
@@ -112,10 +176,17 @@ impl Waker {
                     }
                 },
             };
+            let found = std::mem::take(&mut self.state.lock().found);
             if changed {
-                self.ring();
+                self.ring_all();
             }
-            pause = if changed { WATCH.0 } else { (pause * 5 / 4).min(WATCH.1) };
+            // What others commit is looked at at once where that has been of use of late.
+            pause = match (changed, found) {
+                (true, true) => WATCH.0,
+                (true, false) => (pause * 5 / 4).min(WATCH_OTHERS),
+                (false, _) if pause > WATCH.1 => pause / 2,
+                (false, _) => (pause * 5 / 4).min(WATCH.1),
+            };
             std::thread::sleep(pause);
         }
     }
@@ -129,12 +200,16 @@ mod tests {
 
     const FOR_EVER: Duration = Duration::from_secs(3600);
 
+    fn of(queues: &[i64]) -> Rung {
+        Rung { all: false, queues: queues.iter().copied().collect() }
+    }
+
     /// Sleeps on a thread of its own; the receiver hears when it wakes.
     fn sleeper(waker: &Arc<Waker>, seen: u64) -> mpsc::Receiver<()> {
         let (awake, heard) = mpsc::channel();
         let waker = waker.clone();
         std::thread::spawn(move || {
-            waker.sleep(seen, FOR_EVER);
+            waker.sleep(vec![1, 3], seen, FOR_EVER);
             let _ = awake.send(());
         });
         heard
@@ -143,21 +218,51 @@ mod tests {
     #[test]
     fn a_commit_between_the_look_and_the_sleep_is_not_slept_through() {
         let waker = Arc::new(Waker::default());
-        let seen = waker.commits();
-        waker.ring();
+        let seen = waker.rings();
+        waker.ring(&of(&[3]));
         sleeper(&waker, seen).recv_timeout(Duration::from_secs(30)).expect("it does not sleep");
     }
 
     #[test]
     fn a_commit_wakes_whoever_sleeps() {
         let waker = Arc::new(Waker::default());
-        let sleepers: Vec<_> = (0..3).map(|_| sleeper(&waker, waker.commits())).collect();
-        while waker.state.lock().waiting < 3 {
+        let sleepers: Vec<_> = (0..3).map(|_| sleeper(&waker, waker.rings())).collect();
+        while waker.state.lock().waiting.len() < 3 {
             std::thread::yield_now();
         }
-        waker.ring();
+        waker.ring(&of(&[2, 3]));
         for sleeper in sleepers {
             sleeper.recv_timeout(Duration::from_secs(30)).expect("it is woken");
         }
+    }
+
+    #[test]
+    fn a_commit_of_other_queues_wakes_nobody() {
+        let waker = Arc::new(Waker::default());
+        let seen = waker.rings();
+        waker.ring(&of(&[2, 4]));
+        let heard = sleeper(&waker, seen);
+        while waker.state.lock().waiting.is_empty() {
+            std::thread::yield_now();
+        }
+        waker.ring(&of(&[4]));
+        waker.ring(&Rung::default());
+        assert!(heard.try_recv().is_err() && waker.state.lock().waiting.len() == 1);
+        waker.ring(&of(&[1]));
+        heard.recv_timeout(Duration::from_secs(30)).expect("it is woken");
+    }
+
+    #[test]
+    fn who_comes_late_is_told_of_all_that_was_rung_for() {
+        let waker = Waker::default();
+        let seen = waker.rings();
+        waker.ring(&of(&[2]));
+        waker.ring(&of(&[4]));
+        let (rung, rings) = waker.rung_since(seen);
+        assert!(!rung.all && rung.queues.iter().eq(&[2, 4]) && rings == 2);
+        for _ in 0..KEPT {
+            waker.ring(&of(&[4]));
+        }
+        assert!(waker.rung_since(seen).0.all && !waker.rung_since(rings).0.all);
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::claim::{Claim, Verdict};
@@ -13,6 +14,7 @@ use crate::presence::Lock;
 use crate::receipt::Receipt;
 use crate::sql;
 use crate::sql::claim::{ById, Next, Routes, Taken, Who};
+use crate::sql::look::Hope;
 use crate::sql::record::Large;
 use crate::sql::settle::{Known, Settle, Settled};
 use crate::sql::workers::Holding;
@@ -52,6 +54,8 @@ struct Start {
     incarnation: i64,
     /// Held for as long as this lives; `None` in memory, and where it is detached.
     lock: Option<Lock>,
+    /// Its last claim found something. Where it did not, the next one looks first.
+    found: AtomicBool,
 }
 
 /// What a [`Worker::step`] came to.
@@ -59,6 +63,8 @@ pub(crate) struct Step {
     pub(crate) settled: Option<Result<Settled>>,
     /// The claim, and the place of its queue among those that were asked for.
     pub(crate) taken: Option<(usize, Taken)>,
+    /// The places of those that had nothing.
+    pub(crate) empty: Vec<usize>,
     /// A claim was full with clearing the way: there may be more.
     pub(crate) again: bool,
 }
@@ -114,7 +120,7 @@ impl Worker {
             crashed: true,
             large: Large::Read,
         };
-        Worker { start: Arc::new(Start { store, label, incarnation, lock }), who }
+        Worker { start: Arc::new(Start { store, label, incarnation, lock, found: AtomicBool::new(false) }), who }
     }
 
     /// Its label.
@@ -212,7 +218,7 @@ impl Worker {
         // Only the first look is eager: a hundred workers that wait are not to look for each other's death all the time.
         let mut eager = true;
         loop {
-            let seen = self.start.store.commits();
+            let seen = self.store().waker().rings();
             if let Some(claim) = self.claim_one(queue, eager)? {
                 return Ok(Some(claim));
             }
@@ -290,12 +296,34 @@ impl Worker {
     }
 
     fn claim_once(&self, queue: &Arc<str>, wanted: usize) -> Result<Next> {
+        // Whoever finds nothing is to hold nobody up: a reader looks first. (One that cannot leaves it to the claim to say why.)
+        if !self.start.found.load(Ordering::Relaxed)
+            && let Ok(Some((hopes, _))) = self.hopes(std::slice::from_ref(queue))
+            && hopes.iter().all(|hope| !hope.any)
+        {
+            return Ok(Next::default());
+        }
         let (queue, who) = (queue.clone(), self.who.clone());
-        self.store().write(Need::Claim, move |tx| sql::claim::claim_next(tx, &queue, &who, wanted))
+        let next = self.store().write(Need::Claim, move |tx| sql::claim::claim_next(tx, &queue, &who, wanted))?;
+        self.note(!next.taken.is_empty() || next.again);
+        Ok(next)
+    }
+
+    /// Whether a claim has found something.
+    fn note(&self, found: bool) {
+        self.start.found.store(found, Ordering::Relaxed);
+        if found {
+            self.store().waker().note_found();
+        }
+    }
+
+    /// What it may hope for, see [`Store::hopes`].
+    pub(crate) fn hopes(&self, queues: &[Arc<str>]) -> Result<Option<(Vec<Hope>, Duration)>> {
+        self.store().hopes(queues, &self.who)
     }
 
     /// Looks for dead owners, if that is due. Returns whether it was.
-    fn bury_dead_if_due(&self) -> Result<bool> {
+    pub(crate) fn bury_dead_if_due(&self) -> Result<bool> {
         let due = self.store().liveness().is_due();
         if due {
             self.store().bury_dead()?;
@@ -319,7 +347,7 @@ impl Worker {
         let who = self.who.clone();
         self.bury_dead_if_due()?;
         let need = if settle.is_some() { Need::Settle } else { Need::Claim };
-        self.start.store.write(need, move |tx| {
+        let step = self.start.store.write(need, move |tx| {
             let settled = match &settle {
                 Some((receipt, known, how)) => Some(item(sql::settle::settle(tx, *receipt, how, *known))?),
                 None => None,
@@ -327,7 +355,7 @@ impl Worker {
             for (receipt, how) in first() {
                 let _ = item(sql::settle::settle(tx, receipt, &how, Known::default()))?;
             }
-            let mut step = Step { settled, taken: None, again: false };
+            let mut step = Step { settled, taken: None, empty: Vec::new(), again: false };
             for (at, queue) in queues.iter().enumerate() {
                 let next = sql::claim::claim_next(tx, queue, &who, 1)?;
                 step.again |= next.again;
@@ -335,9 +363,14 @@ impl Worker {
                     step.taken = Some((at, taken));
                     break;
                 }
+                if !next.again {
+                    step.empty.push(at);
+                }
             }
             Ok(step)
-        })
+        })?;
+        self.note(step.taken.is_some());
+        Ok(step)
     }
 
     pub(crate) fn store(&self) -> &Store {

@@ -17,11 +17,12 @@ use crate::outcome::Outcome;
 use crate::pool::{Finished, Handler, Plan, Pool, Served};
 use crate::state::Route;
 use crate::store::Store;
-#[allow(unused_imports, reason = "named by the documentation")]
 use crate::worker::Worker;
 
 /// Most handlers that run at a time.
 const CONCURRENCY_MAX: i32 = 1024;
+/// How often a start is tried, for the busy wait each time, that only finds the file locked: of many that start together, each is to live.
+const START_TRIES: u32 = 6;
 /// Highest weight of a queue.
 const WEIGHT_MAX: i32 = 1000;
 
@@ -263,14 +264,11 @@ impl Builder {
     /// Starts the worker, then its threads.
     ///
     /// # Errors
-    /// As [`Store::worker`]; [`Error::QueueName`] for a queue that is given twice, or a weight without its queue;
+    /// As [`Store::worker`], which is tried for six times the busy wait; [`Error::QueueName`] for a queue that is given twice, or a weight without its queue;
     /// [`Error::Range`] for no queue at all, and numbers out of range; [`Error::Thread`] where the system has no more threads.
     pub fn start(mut self, store: &Store) -> Result<Workers> {
         self.check()?;
-        let mut worker = match &self.label {
-            Some(label) => store.worker(label)?,
-            None => store.worker_unnamed()?,
-        };
+        let mut worker = self.start_worker(store)?;
         if let Some(lease) = self.lease {
             worker = worker.lease(lease)?;
         }
@@ -294,6 +292,20 @@ impl Builder {
             }
         }
         Ok(workers)
+    }
+
+    fn start_worker(&self, store: &Store) -> Result<Worker> {
+        let mut tries = 1;
+        loop {
+            let started = match &self.label {
+                Some(label) => store.worker(label),
+                None => store.worker_unnamed(),
+            };
+            match started {
+                Err(Error::Busy { .. }) if tries < START_TRIES => tries += 1,
+                started => return started,
+            }
+        }
     }
 
     fn check(&mut self) -> Result<()> {

@@ -283,10 +283,7 @@ impl Writer {
         let watch = Stopwatch::start();
         let reached = seat.batch(&mut jobs);
         let took = watch.elapsed();
-        // Claims make nothing claimable, or only what their own queue's next claim finds.
-        if reached.is_ok() && jobs.iter().any(|job| job.need() != Need::Claim) {
-            self.waker.ring();
-        }
+        self.waker.ring(&seat.take_rung());
         let (late, all_synced) = match reached {
             Ok(Reached::File) => (true, false),
             Ok(Reached::Disk { and_all_before }) => (false, and_all_before),
@@ -353,6 +350,11 @@ impl Writer {
     /// The connection, for a look into a store in memory, or for what no other connection may do.
     pub(crate) fn with_connection<T>(&self, look: impl FnOnce(&Connection) -> Result<T>) -> Result<T> {
         look(self.seat.lock().conn())
+    }
+
+    /// Whether operations were laid down that nobody has carried out yet.
+    pub(crate) fn has_laid_down(&self) -> bool {
+        !self.line.lock().waiting.is_empty()
     }
 
     pub(crate) fn checkpoint_error(&self) -> Option<String> {

@@ -383,7 +383,8 @@ fn a_claim_costs_the_same_whatever_lies_in_the_file() {
     let queue = 1;
     let awake = 1_000_000;
     let (shut, open) = (1, 2);
-    let seeks: [(&str, &[(usize, i64)]); 20] = [
+    let seeks: [(&str, &[(usize, i64)]); 21] = [
+        ("sql/look.rs hope SQL", &[(2, now), (3, awake), (5, now)]),
         ("sql/claim.rs at SQL", &[(1, queue), (2, awake)]),
         ("sql/claim.rs at_what_waits SQL", &[(1, queue), (2, now), (3, now)]),
         ("sql/claim.rs own_void SQL", &[(1, queue), (2, awake), (4, 256)]),

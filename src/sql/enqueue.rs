@@ -83,6 +83,7 @@ fn insert(tx: &mut Tx<'_>, queue: &QueueRow, message: &Message, payload: Source<
         put_beside(tx, message, row.id, gate, wait, !behind)?;
     }
     tx.count(queue.id, None, Some(Place::On(message.route)));
+    tx.ring(queue.id);
     Ok(Enqueued { id: MessageId::new(row.id), existing: false })
 }
 

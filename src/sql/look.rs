@@ -7,12 +7,13 @@ use std::time::Duration;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use crate::clock::{Now, millis, span};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::message::MessageId;
 use crate::sql::claim::{self, How, Obstacle, Routes, Who};
+use crate::sql::gates::Passage;
 use crate::sql::lines::{self, Line};
 use crate::sql::record::Large;
-use crate::sql::{PAYLOAD_COLUMN, Record, counters, gates, queues, record, retry_queue, select_record};
+use crate::sql::{PAYLOAD_COLUMN, Record, counters, gates, meta, queues, record, retry_queue, select_record};
 use crate::state::{Route, Status};
 use crate::view::{Filter, QueueStats, Retrying, Snapshot, Stuck, Why};
 
@@ -151,6 +152,58 @@ pub(crate) fn why(conn: &Connection, id: i64, now: Now) -> Result<Option<Why>> {
         Err(Obstacle::Gate { name, until }) => Why::Gated { gate: name, until },
         Err(Obstacle::Route(_)) => Why::Ready,
     }))
+}
+
+/// What a worker may hope for in a queue.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Hope {
+    /// `None`: there is no such queue.
+    pub(crate) queue: Option<i64>,
+    /// There may be something to claim, or to be cleared before.
+    pub(crate) any: bool,
+}
+
+/// Whether there is something in this queue for a worker's claim to do: seeks only. If in doubt there is.
+pub(crate) fn hope(conn: &Connection, queue: &str, who: &Who, now: Now) -> Result<Hope> {
+    const SQL: &str = "SELECT q.id, q.gated, q.paused_until,
+        EXISTS (SELECT 1 FROM main.relet_messages INDEXED BY relet_lines WHERE queue = q.id AND line = 0),
+        EXISTS (SELECT 1 FROM main.relet_messages INDEXED BY relet_lines WHERE queue = q.id AND line = 1),
+        EXISTS (SELECT 1 FROM main.relet_messages INDEXED BY relet_lines WHERE queue = q.id AND line = 2),
+        EXISTS (SELECT 1 FROM main.relet_messages INDEXED BY relet_lines WHERE queue = q.id AND line = 3),
+        EXISTS (SELECT 1 FROM main.relet_messages INDEXED BY relet_lines
+                 WHERE queue = q.id AND line = -1 AND place <= ?3)
+        OR EXISTS (SELECT 1 FROM main.relet_retry_queue INDEXED BY relet_due
+                    WHERE queue = q.id AND on_wall = 0 AND worker_id IS NULL AND behind = 0 AND due_at <= ?2)
+        OR EXISTS (SELECT 1 FROM main.relet_retry_queue INDEXED BY relet_due
+                    WHERE queue = q.id AND on_wall = 1 AND worker_id IS NULL AND behind = 0 AND due_at <= ?5)
+        OR EXISTS (SELECT 1 FROM main.relet_retry_queue INDEXED BY relet_retry_kept
+                    WHERE queue = q.id AND worker_id = ?4 AND worker_id IS NOT NULL AND due_at <= ?2)
+        OR EXISTS (SELECT 1 FROM main.relet_retry_queue INDEXED BY relet_retry_free
+                    WHERE queue = q.id AND kept_until IS NOT NULL AND kept_until <= ?2)
+        FROM main.relet_queues q WHERE q.name = ?1";
+    let mut statement = conn.prepare_cached(SQL)?;
+    let found = statement.query_row(params![queue, now.time, now.awake, &*who.label, now.wall], |row| {
+        let ready =
+            Route::ALL.map(|route| row.get::<_, bool>(3 + route as usize).map(|any| any && who.routes.contains(route)));
+        let ready = ready.into_iter().collect::<rusqlite::Result<Vec<_>>>()?.contains(&true);
+        Ok((
+            row.get::<_, i64>(0)?,
+            row.get::<_, bool>(1)?,
+            row.get::<_, Option<i64>>(2)?,
+            ready,
+            row.get::<_, bool>(7)?,
+        ))
+    });
+    let Some((id, gated, paused_until, ready, to_clear)) = found.optional()? else { return Ok(Hope::default()) };
+    let is_paused = paused_until.is_some_and(|until| until > now.time);
+    let mut any = to_clear || (ready && !is_paused);
+    if gated && !any && !is_paused {
+        for line in lines::gated(conn, id)?.into_iter().filter(|line| who.routes.contains(line.route)) {
+            any |=
+                line.gate.map_or(Ok(true), |gate| Ok::<_, Error>(gates::passage(conn, gate, now)? == Passage::Open))?;
+        }
+    }
+    Ok(Hope { queue: Some(id), any })
 }
 
 /// How long it is until something in this queue becomes claimable by itself: it is due, kept no longer, or its lease runs out.

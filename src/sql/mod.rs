@@ -24,6 +24,7 @@ pub(crate) mod schedules;
 pub(crate) mod settle;
 pub(crate) mod workers;
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use rusqlite::types::{FromSql, FromSqlError, FromSqlResult, ToSql, ToSqlOutput, ValueRef};
@@ -55,9 +56,20 @@ pub(crate) struct Tx<'c> {
     pub(crate) touch: bool,
     /// How much more it may clear.
     pub(crate) budget: budget::Budget,
+    /// Whom its commit wakes.
+    pub(crate) rung: Rung,
+    /// Whether the operation that runs has said whom it wakes; one that has not wakes all.
+    pub(crate) said: bool,
     /// The largest message id that this transaction has given out.
     last_id: Option<i64>,
     counts: counters::Counts,
+}
+
+/// The queues of which something may have become claimable.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Rung {
+    pub(crate) all: bool,
+    pub(crate) queues: BTreeSet<i64>,
 }
 
 /// What the store's options say about messages.
@@ -92,9 +104,28 @@ impl<'c> Tx<'c> {
             durable: false,
             touch: false,
             budget: budget::Budget::new(),
+            rung: Rung::default(),
+            said: false,
             last_id: None,
             counts: counters::Counts::default(),
         }
+    }
+
+    /// Something of this queue may have become claimable: those who wait for it are woken by the commit, and no others.
+    pub(crate) fn ring(&mut self, queue: i64) {
+        self.said = true;
+        self.rung.queues.insert(queue);
+    }
+
+    /// Nothing has become claimable.
+    pub(crate) fn ring_none(&mut self) {
+        self.said = true;
+    }
+
+    /// Something of any queue may have become claimable.
+    pub(crate) fn ring_all(&mut self) {
+        self.said = true;
+        self.rung.all = true;
     }
 
     /// Runs `op` and finishes, inside a transaction of somebody else's: what fails undoes itself alone.

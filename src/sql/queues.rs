@@ -36,14 +36,20 @@ pub(crate) fn find(conn: &Connection, name: &str) -> Result<Option<QueueRow>> {
     Ok(conn.prepare_cached(SQL)?.query_row([name], read).optional()?)
 }
 
+pub(crate) fn id_of(conn: &Connection, name: &str) -> Result<Option<i64>> {
+    const SQL: &str = "SELECT id FROM main.relet_queues WHERE name = ?1";
+    Ok(conn.prepare_cached(SQL)?.query_row([name], |row| row.get(0)).optional()?)
+}
+
 /// The queue of this name, made where there is none.
-pub(crate) fn find_or_make(tx: &Tx<'_>, name: &str) -> Result<QueueRow> {
+pub(crate) fn find_or_make(tx: &mut Tx<'_>, name: &str) -> Result<QueueRow> {
     const SQL: &str = "INSERT INTO main.relet_queues (name) VALUES (?1)";
     if let Some(queue) = find(tx.conn, name)? {
         return Ok(queue);
     }
     let id = tx.conn.prepare_cached(SQL)?.insert([name])?;
     counters::make(tx.conn, id)?;
+    tx.ring_all(); // whoever waits for it does not know its id
     Ok(QueueRow { id, last_id: counters::last_id(tx.conn)?, ..QueueRow::default() })
 }
 
@@ -60,7 +66,7 @@ pub(crate) struct Own {
 }
 
 /// Sets a queue's own defaults.
-pub(crate) fn configure(tx: &Tx<'_>, name: &str, own: &Own) -> Result<()> {
+pub(crate) fn configure(tx: &mut Tx<'_>, name: &str, own: &Own) -> Result<()> {
     const SQL: &str =
         "UPDATE main.relet_queues SET max_attempts = ?2, lease_ms = ?3, retry = ?4, gate = ?5, ageing_ms = ?6
                         WHERE id = ?1";
@@ -78,7 +84,7 @@ pub(crate) fn configure(tx: &Tx<'_>, name: &str, own: &Own) -> Result<()> {
 }
 
 /// Hands nothing out of a queue before this instant, or longer where it is paused for longer already.
-pub(crate) fn pause(tx: &Tx<'_>, name: &str, until: i64) -> Result<()> {
+pub(crate) fn pause(tx: &mut Tx<'_>, name: &str, until: i64) -> Result<()> {
     const SQL: &str = "UPDATE main.relet_queues SET paused_until = max(ifnull(paused_until, 0), ?2) WHERE id = ?1";
     let queue = find_or_make(tx, name)?;
     tx.conn.prepare_cached(SQL)?.execute([queue.id, until])?;

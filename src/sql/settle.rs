@@ -107,6 +107,7 @@ impl Known {
 /// Does what `how` says to the claim with this receipt. A stale receipt changes nothing.
 pub(crate) fn settle(tx: &mut Tx<'_>, receipt: Receipt, how: &Settle, known: Known) -> Result<Settled> {
     check_origin(tx, receipt)?;
+    tx.ring_none(); // as long as nothing is said below
     if matches!(how, Settle::Ack) && tx.defaults.retention.is_zero() && remove_plain(tx, receipt, known)? {
         return Ok(Settled::Now(Status::Done));
     }
@@ -125,6 +126,12 @@ pub(crate) fn settle(tx: &mut Tx<'_>, receipt: Receipt, how: &Settle, known: Kno
         }
         Standing::Settled => return Err(stale(&record, receipt)),
         Standing::Lost(error) => return Err(error),
+    }
+    match (how, record.gate, &record.group) {
+        (Settle::Extend { .. }, _, _) | (Settle::Ack, None, None) => {}
+        // What waits at its gate may be of any queue.
+        (_, Some(_), _) => tx.ring_all(),
+        (_, None, _) => tx.ring(record.queue),
     }
     let status = match how {
         Settle::Ack => ack(tx, record)?,
