@@ -21,7 +21,7 @@
 -- What is true of the whole store, a row each.
 CREATE TABLE relet_meta (
   key   TEXT PRIMARY KEY NOT NULL,
-  value ANY                          -- schema_version, store_id, epoch, boot_id, boot_mark, incarnation, touched, owned, reserve, file_max
+  value ANY                          -- schema_version, store_id, epoch, boot_id, boot_mark, incarnation, touched, owned
 ) STRICT, WITHOUT ROWID;
 
 -- One row a queue, made by its first enqueue; never deleted, so that an id means the same queue for ever.
