@@ -349,6 +349,15 @@ pub(crate) fn readers(path: &Path, options: &Options) -> Result<Readers> {
         .map_err(|error| Error::Pool { detail: error.to_string() })
 }
 
+/// A reader of its own, for a look that may take long.
+pub(crate) fn reader(path: &Path, options: &Options) -> Result<Connection> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let conn = Connection::open_with_flags(path, flags).map_err(|error| cannot_open(path, &error))?;
+    conn.busy_timeout(options.busy_wait)?;
+    configure(&conn)?;
+    Ok(conn)
+}
+
 /// A connection that only looks whether others have committed, and its first look.
 pub(crate) fn watch(path: &Path) -> Result<(Connection, i64)> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;

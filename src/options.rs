@@ -19,6 +19,9 @@ const BUSY_WAIT_MAX_MS: i32 = 86_400_000;
 /// Bytes set aside beside a store unless [`Options::reserve`] says otherwise: what the log grows to between two checkpoints, and a little more.
 pub const RESERVE: u64 = 4_352 << 10;
 
+/// Bytes of the log beyond which readers are held up for a moment, unless [`Options::log_max`] says otherwise.
+const LOG_MAX: u64 = 64 << 20;
+
 /// What a commit survives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Durability {
@@ -59,6 +62,7 @@ pub struct Options {
     pub(crate) reserve: Option<u64>,
     /// `None`: what the file says.
     pub(crate) file_max: Option<u64>,
+    pub(crate) log_max: u64,
     pub(crate) private: bool,
     pub(crate) allow_old_sqlite: bool,
     pub(crate) clock: Clock,
@@ -79,6 +83,7 @@ impl Default for Options {
             checkpoints: true,
             reserve: None,
             file_max: None,
+            log_max: LOG_MAX,
             private: true,
             allow_old_sqlite: false,
             clock: Clock::system(),
@@ -151,6 +156,15 @@ impl Options {
     /// it back.
     pub fn file_max(self, bytes: u64) -> Options {
         Options { file_max: Some(bytes), ..self }
+    }
+
+    /// Bytes of the write-ahead log beyond which looks of this process are held up for a moment (at most 0.1 s), so that the log can be
+    /// begun again; 64 MiB unless set.
+    ///
+    /// A look that begins before the one before it has ended keeps the log from being begun again, and it grows meanwhile. It may
+    /// become longer than this while a single look takes long, such as a backup, or while another process looks.
+    pub fn log_max(self, bytes: u64) -> Options {
+        Options { log_max: bytes, ..self }
     }
 
     /// Whether a file that relet creates is readable by its owner only (mode 0600, the default), or by the process's umask. Unix only.

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use rusqlite::{Connection, ErrorCode};
 
 use crate::batch::{Job, Need, Task, leave_out_enqueues};
@@ -22,6 +22,7 @@ use crate::files::{self, Identity};
 use crate::options::{Durability, Options};
 use crate::presence::{Others, Presence};
 use crate::reserve::{self, Reserve};
+use crate::sql::prune::PRUNE_STEP;
 use crate::sql::{Defaults, Rung, Tx, meta, prune};
 
 /// Whether a commit reaches the disk before its callers are answered.
@@ -44,6 +45,15 @@ const CONTENDED_FOR: Duration = Duration::from_millis(100);
 const MAINTAIN_EVERY: Duration = Duration::from_secs(1);
 /// Between two notes of where the clocks are.
 const SEE_EVERY: Duration = Duration::from_secs(60);
+/// Or after so many changed rows, whichever is first.
+const MAINTAIN_CHANGES: u64 = 8192;
+/// How long a round goes on with what can wait.
+const MAINTAIN_FOR: Duration = Duration::from_millis(20);
+/// Rows that are cleared after one batch at least, if it has changed as many and there are as many to be cleared.
+const CLEARED_MAX: usize = 10_000;
+/// For so long new looks of this process are held up at most, and those that are under way are waited for, so that the log can be
+/// begun again.
+const HOLD_UP: Duration = Duration::from_millis(100);
 /// Free pages that one round gives back to the file system at most: 1 MiB at the usual page size.
 const SHRINK_STEP: u32 = 256;
 
@@ -63,8 +73,17 @@ pub(crate) struct Seat {
     contended: Option<Stopwatch>,
     checkpoint_pages: i64,
     next_checkpoint: i64,
+    /// How long the log was after the last commit.
+    log_pages: i64,
+    /// Those who look hold it shared.
+    readers: Arc<RwLock<()>>,
     maintained: Stopwatch,
     seen: Stopwatch,
+    /// Rows that this connection had changed after the last batch, and when it was maintained.
+    changes: u64,
+    changes_then: u64,
+    /// There was more to clear than one step does.
+    behind: bool,
     owned: bool,
     reserve: Reserve,
     /// Whom the commits since it was last asked wake.
@@ -156,8 +175,13 @@ impl Seat {
             contended: None,
             checkpoint_pages: CHECKPOINT_PAGES,
             next_checkpoint: CHECKPOINT_PAGES,
+            log_pages: 0,
+            readers: Arc::default(),
             maintained: Stopwatch::start(),
             seen: Stopwatch::start(),
+            changes: 0,
+            changes_then: 0,
+            behind: false,
             owned,
             reserve,
             rung: Rung::default(),
@@ -167,6 +191,9 @@ impl Seat {
         seat.adopt();
         seat.files.know_the_log();
         seat.keep_reserve();
+        seat.next_checkpoint = seat.checkpoint_pages;
+        seat.changes = seat.conn.total_changes();
+        seat.changes_then = seat.changes;
         seat
     }
 
@@ -182,7 +209,6 @@ impl Seat {
         let pages = i64::try_from(bytes / LOG_PAGE).unwrap_or(i64::MAX);
         self.checkpoint_pages =
             if bytes == 0 { CHECKPOINT_PAGES } else { pages.clamp(CHECKPOINT_PAGES_MIN, CHECKPOINT_PAGES) };
-        self.next_checkpoint = self.next_checkpoint.max(self.checkpoint_pages);
     }
 
     /// What the caller of an operation is told that there was no room for.
@@ -207,6 +233,11 @@ impl Seat {
 
     pub(crate) fn take_rung(&mut self) -> Rung {
         std::mem::take(&mut self.rung)
+    }
+
+    /// What looks of this process hold shared, so that they can be held up.
+    pub(crate) fn readers(&self) -> Arc<RwLock<()>> {
+        self.readers.clone()
     }
 
     pub(crate) fn conn(&self) -> &Connection {
@@ -432,6 +463,7 @@ impl Seat {
             self.conn = db::connect(path, &self.options)?;
             self.adopt();
             self.version = 0;
+            (self.changes, self.changes_then) = (0, 0);
             self.set_sync(Sync::Durable)?;
             let conn = &self.conn;
             db::patiently(self.options.busy_wait, || match checkpoint(conn, "TRUNCATE")? {
@@ -460,20 +492,68 @@ impl Seat {
         if self.suspect {
             return;
         }
-        let pages = WAL_PAGES.get();
-        if pages < self.checkpoint_pages {
-            self.next_checkpoint = self.checkpoint_pages;
-        } else if self.options.checkpoints && pages >= self.next_checkpoint {
-            // A reader may keep the log from being begun again: then the next try is after as many pages more.
-            self.next_checkpoint = pages + self.checkpoint_pages;
-            self.note(self.check_file().and_then(|()| checkpoint(&self.conn, "PASSIVE")));
-        }
-        if self.maintained.elapsed() >= MAINTAIN_EVERY {
+        let changes = self.conn.total_changes();
+        let came_in = usize::try_from(changes - self.changes).unwrap_or(usize::MAX).min(CLEARED_MAX);
+        let due = self.maintained.elapsed() >= MAINTAIN_EVERY || changes - self.changes_then >= MAINTAIN_CHANGES;
+        if due {
             self.maintained = Stopwatch::start();
             self.keep_reserve();
-            let _ = self.attempt(Duration::ZERO, &mut [&mut Task::new(Need::Claim, prune::step)], false);
-            let _ = self.shrink();
+            self.behind = true;
+        }
+        if self.behind {
+            self.clear(came_in);
+        }
+        self.changes = self.conn.total_changes();
+        self.tend_log(due);
+        if due {
+            self.changes_then = self.changes;
+            let watch = Stopwatch::start();
+            while self.shrink(Duration::ZERO).unwrap_or(false) && watch.elapsed() < MAINTAIN_FOR {}
             self.see();
+        }
+    }
+
+    /// Prunes in steps, each in a commit of its own, so that as much goes as comes in: at least as many rows as the last batch
+    /// has changed. What another process's lock prevents is left for the next round.
+    fn clear(&mut self, came_in: usize) {
+        let watch = Stopwatch::start();
+        let mut cleared = 0;
+        loop {
+            let mut step = Task::new(Need::Claim, prune::step);
+            let done = self.attempt(Duration::ZERO, &mut [&mut step], false);
+            let Ok(Try::Committed(_)) = done else { return };
+            let some = step.outcome(&Ok(())).unwrap_or(0);
+            cleared += some;
+            self.behind = some >= PRUNE_STEP;
+            if !self.behind || (cleared >= came_in && watch.elapsed() >= MAINTAIN_FOR) {
+                return;
+            }
+        }
+    }
+
+    /// Moves the log into the file when it is long. A reader may keep it from being begun again: then the next try is after as
+    /// many pages more, or a second later; and once it is longer than it may be, the readers of this process are held up for a
+    /// moment.
+    fn tend_log(&mut self, due: bool) {
+        match WAL_PAGES.get() {
+            0 => {}
+            pages => self.log_pages = pages,
+        }
+        if self.log_pages < self.checkpoint_pages {
+            self.next_checkpoint = self.checkpoint_pages;
+        } else if self.options.checkpoints && (due || self.log_pages >= self.next_checkpoint) {
+            self.next_checkpoint = self.log_pages + self.checkpoint_pages;
+            let bytes = u64::try_from(self.log_pages).unwrap_or(0) * LOG_PAGE;
+            let too_long = bytes >= self.options.log_max;
+            let readers = self.readers.clone();
+            let _held_up = too_long.then(|| readers.try_write_for(HOLD_UP));
+            let mode = if too_long { "TRUNCATE" } else { "PASSIVE" };
+            let made = self.check_file().and_then(|()| checkpoint(&self.conn, mode));
+            if too_long && made.as_ref().is_ok_and(|made| !made.busy) {
+                self.log_pages = 0;
+                WAL_PAGES.set(0);
+            }
+            self.note(made);
         }
     }
 
@@ -506,10 +586,17 @@ impl Seat {
         Ok(!checkpoint(&self.conn, "TRUNCATE")?.busy)
     }
 
-    /// Gives a step of free pages back to the file system; only where relet made the file. Returns whether there may be more.
-    pub(crate) fn shrink(&self) -> Result<bool> {
+    /// Gives a step of free pages back to the file system; only where relet made the file. Waits for another process's lock for
+    /// at most `wait`. Returns whether there may be more.
+    pub(crate) fn shrink(&mut self, wait: Duration) -> Result<bool> {
+        if self.path.is_none() || !self.owned {
+            return Ok(false);
+        }
         self.check_file()?;
-        Ok(self.path.is_some() && self.owned && shrink(&self.conn, SHRINK_STEP)?)
+        self.set_sync(Sync::Free)?; // it changes nothing that was promised
+        let more = db::patiently(wait, || shrink(&self.conn, SHRINK_STEP))?;
+        self.tend_log(false);
+        Ok(more)
     }
 
     /// The last handle is gone: the log goes into the file, so that the file alone is whole.
@@ -559,6 +646,9 @@ fn shrink(conn: &Connection, step: u32) -> Result<bool> {
     if free < i64::from(step) || free * 4 < all {
         return Ok(false);
     }
-    conn.execute_batch(&format!("PRAGMA main.incremental_vacuum({step})"))?;
+    // It gives one page back for each step of the statement.
+    let mut statement = conn.prepare(&format!("PRAGMA main.incremental_vacuum({step})"))?;
+    let mut rows = statement.query([])?;
+    while rows.next()?.is_some() {}
     Ok(true)
 }

@@ -195,7 +195,7 @@ impl Options {
             pid: std::process::id(),
             in_use,
         };
-        inner.store_id = inner.read(|conn, _| meta::need(conn, "store_id"))?;
+        inner.store_id = inner.read(false, |conn, _| meta::need(conn, "store_id"))?;
         Ok(Store { inner: Arc::new(inner) })
     }
 }
@@ -515,7 +515,8 @@ impl Store {
     /// # Errors
     /// As [`Store::stats`].
     pub fn list(&self, filter: &Filter) -> Result<Vec<Snapshot>> {
-        self.read(|conn, now| sql::look::list(conn, filter, now))
+        // Payloads may be large: such a look takes none of the readers away from others.
+        self.inner.read(filter.payload, |conn, now| sql::look::list(conn, filter, now))
     }
 
     /// One message, with its payload.
@@ -559,7 +560,7 @@ impl Store {
     /// # Errors
     /// As [`Store::stats`].
     pub fn doctor(&self) -> Result<Vec<String>> {
-        self.read(sql::doctor::examine)
+        self.inner.read(true, sql::doctor::examine)
     }
 
     /// Writes a copy of the whole database, as of now, to a new file, while others go on. The copy is complete without a log beside it, and its receipts are of a new epoch.
@@ -567,7 +568,9 @@ impl Store {
     /// # Errors
     /// [`Error::Backup`] where the target exists or cannot be written; then there is no file.
     pub fn backup(&self, target: impl AsRef<Path>) -> Result<()> {
-        crate::backup::write(target.as_ref(), |copy| self.read_plain(|conn| sql::meta::copy_into(conn, copy)))
+        crate::backup::write(target.as_ref(), |copy| {
+            self.inner.with_reader(true, |conn| sql::meta::copy_into(conn, copy))
+        })
     }
 
     pub(crate) fn liveness(&self) -> &Arc<Liveness> {
@@ -749,7 +752,7 @@ impl Store {
     }
 
     pub(crate) fn read<T>(&self, look: impl FnOnce(&Connection, Now) -> Result<T>) -> Result<T> {
-        self.inner.read(look)
+        self.inner.read(false, look)
     }
 
     /// The store's time; where that cannot be read, what the wall clock says.
@@ -761,7 +764,7 @@ impl Store {
 
     /// A look outside of a transaction.
     fn read_plain<T>(&self, look: impl FnOnce(&Connection) -> Result<T>) -> Result<T> {
-        self.inner.with_reader(look)
+        self.inner.with_reader(false, look)
     }
 
     /// Runs `op` inside the application's own transaction; what fails undoes itself alone.
@@ -796,8 +799,9 @@ impl Store {
 }
 
 impl Inner {
-    pub(crate) fn read<T>(&self, look: impl FnOnce(&Connection, Now) -> Result<T>) -> Result<T> {
-        self.with_reader(|conn| {
+    /// `long`: it may take its time, and so has a connection of its own.
+    fn read<T>(&self, long: bool, look: impl FnOnce(&Connection, Now) -> Result<T>) -> Result<T> {
+        self.with_reader(long, |conn| {
             let transaction = conn.unchecked_transaction()?;
             let boot = Boot::load(&transaction)?
                 .ok_or_else(|| Error::Corrupt { detail: "relet_meta has no \"epoch\"".into() })?;
@@ -830,7 +834,7 @@ impl Inner {
         }
     }
 
-    fn with_reader<T>(&self, look: impl FnOnce(&Connection) -> Result<T>) -> Result<T> {
+    fn with_reader<T>(&self, long: bool, look: impl FnOnce(&Connection) -> Result<T>) -> Result<T> {
         self.check_process()?;
         match (&self.readers, &self.writer) {
             (Some(readers), _) => {
@@ -839,6 +843,10 @@ impl Inner {
                 {
                     return Err(Error::FileReplaced { path: path.clone() });
                 }
+                if let Some(path) = self.path.as_ref().filter(|_| long) {
+                    return look(&db::reader(path, &self.options)?);
+                }
+                let _held_up = self.writer.as_ref().and_then(Writer::look);
                 let conn = readers.get().map_err(|error| Error::Pool { detail: error.to_string() })?;
                 look(&conn)
             }

@@ -24,7 +24,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard};
 use rusqlite::Connection;
 
 use crate::batch::{Job, Task};
@@ -52,6 +52,9 @@ const GATHER_MAX: Duration = Duration::from_millis(1);
 /// For so long it lets other threads run, before it sleeps until they are there.
 const YIELD_FOR: Duration = Duration::from_micros(100);
 
+/// For so long a look is held up at most.
+const LOOK_HELD_UP: Duration = Duration::from_millis(200);
+
 pub(crate) struct Writer {
     line: Mutex<Line>,
     /// For a leader who waits until enough have gathered.
@@ -60,6 +63,9 @@ pub(crate) struct Writer {
     waker: Arc<Waker>,
     /// What the last checkpoint failed with. Not of the seat, so that a look does not wait for a leader.
     checkpoint_error: Arc<Mutex<Option<String>>>,
+    /// Looks hold it shared.
+    readers: Arc<RwLock<()>>,
+    busy_wait: Duration,
 }
 
 /// Who waits, and whether somebody leads.
@@ -169,10 +175,14 @@ impl Writer {
     pub(crate) fn new(opened: Opened, options: Options, path: Option<PathBuf>, waker: Arc<Waker>) -> Writer {
         let checkpoint_error = Arc::new(Mutex::new(None));
         let lets_pass = path.is_some() && options.durability == Durability::Full;
+        let busy_wait = options.busy_wait;
+        let seat = Seat::new(opened, options, path, checkpoint_error.clone());
         Writer {
             line: Mutex::new(Line::new(lets_pass)),
             gathered: Condvar::new(),
-            seat: Mutex::new(Seat::new(opened, options, path, checkpoint_error.clone())),
+            readers: seat.readers(),
+            busy_wait,
+            seat: Mutex::new(seat),
             waker,
             checkpoint_error,
         }
@@ -357,6 +367,11 @@ impl Writer {
         !self.line.lock().waiting.is_empty()
     }
 
+    /// What a look holds meanwhile, so that it does not begin while the log is to be begun again; nothing, where that takes too long.
+    pub(crate) fn look(&self) -> Option<RwLockReadGuard<'_, ()>> {
+        self.readers.try_read_for(LOOK_HELD_UP)
+    }
+
     pub(crate) fn checkpoint_error(&self) -> Option<String> {
         self.checkpoint_error.lock().clone()
     }
@@ -368,7 +383,7 @@ impl Writer {
 
     /// Gives free pages back to the file system, a step at a time; only where relet made the file.
     pub(crate) fn shrink(&self) -> Result<()> {
-        while self.seat.lock().shrink()? {}
+        while self.seat.lock().shrink(self.busy_wait)? {}
         Ok(())
     }
 }

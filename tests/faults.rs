@@ -382,6 +382,7 @@ fn power_cuts(durability: Durability) -> usize {
     let store = Store::options().reserve(0).durability(durability).open(&path).unwrap();
     store.checkpoint().unwrap();
     let wal = PathBuf::from(format!("{}-wal", path.display()));
+    bench.mark(0);
     bench.record(&[path.clone(), wal.clone()]);
     let queue = store.queue("q");
     let worker = store.worker("w").unwrap();

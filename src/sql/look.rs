@@ -13,7 +13,7 @@ use crate::sql::claim::{self, How, Obstacle, Routes, Who};
 use crate::sql::gates::Passage;
 use crate::sql::lines::{self, Line};
 use crate::sql::record::Large;
-use crate::sql::{PAYLOAD_COLUMN, Record, counters, gates, meta, queues, record, retry_queue, select_record};
+use crate::sql::{PAYLOAD_COLUMN, Record, counters, gates, queues, record, retry_queue, select_record};
 use crate::state::{Route, Status};
 use crate::view::{Filter, QueueStats, Retrying, Snapshot, Stuck, Why};
 
