@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use rusqlite::types::Value;
 use rusqlite::{Connection, MAIN_DB, TransactionState};
 
 use crate::clock::{Now, millis};
@@ -529,7 +530,17 @@ impl Store {
     /// # Errors
     /// As [`Store::stats`].
     pub fn doctor(&self) -> Result<Vec<String>> {
-        self.read(sql::doctor::examine)
+        let clock = &self.inner.options.clock;
+        self.read_plain(|conn| {
+            let transaction = conn.unchecked_transaction()?;
+            let mut now = clock.now();
+            // Only on the boot that the store knows are the ends of its leases instants of this clock.
+            if meta::get::<Value>(&transaction, "boot_id").ok().flatten() != Some(Value::Text(clock.boot().to_string()))
+            {
+                now.awake = i64::MAX;
+            }
+            sql::doctor::examine(&transaction, now)
+        })
     }
 
     /// Writes a copy of the whole database, as of now, to a new file, while others go on. The copy is complete without a log beside it, and its receipts are of a new epoch.

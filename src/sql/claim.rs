@@ -219,6 +219,16 @@ pub(crate) fn claim_id(tx: &mut Tx<'_>, id: i64, who: &Who) -> Result<ById> {
 
 /// Claims the next messages of a queue, up to `wanted`.
 pub(crate) fn claim_next(tx: &mut Tx<'_>, queue: &str, who: &Who, wanted: usize) -> Result<Next> {
+    // Whoever claims the next names no message: one whose status does not fit its place is damaged.
+    next(tx, queue, who, wanted).map_err(|error| match error {
+        Error::Status { id, status, .. } => {
+            Error::Corrupt { detail: format!("message {id} is {status}, and stands among those that can be claimed") }
+        }
+        error => error,
+    })
+}
+
+fn next(tx: &mut Tx<'_>, queue: &str, who: &Who, wanted: usize) -> Result<Next> {
     let mut next = Next::default();
     for _ in 0..STEP_MAX {
         let Some(look) = Look::at(tx, queue, who)? else { return Ok(next) };
@@ -470,7 +480,7 @@ fn promote_due(tx: &mut Tx<'_>, queue: i64) -> Result<usize> {
                               SET line = 4 * ifnull((SELECT gate FROM main.relet_details WHERE message = ?1), 0)
                                          + CASE route WHEN 'pending' THEN 0 WHEN 'routing' THEN 1 WHEN 'queued' THEN 2 ELSE 3 END,
                                   place = -priority
-                            WHERE id = ?1";
+                            WHERE id = ?1 AND status = route AND line IS NULL";
     let due = ids(tx.conn, FIND, params![queue, tx.now.wall, STEP_MAX as i64])?;
     for id in &due {
         tx.conn.prepare_cached(PROMOTE)?.execute([id])?;
@@ -484,7 +494,8 @@ fn take_back_void(tx: &mut Tx<'_>, queue: i64) -> Result<usize> {
     const SQL: &str = "SELECT id FROM main.relet_messages INDEXED BY relet_lines
                         WHERE queue = ?1 AND line = -1 AND place <= ?2 ORDER BY place LIMIT ?3";
     let found = ids(tx.conn, SQL, params![queue, tx.now.awake, STEP_MAX as i64])?;
-    take_back_all(tx, &found)
+    take_back_all(tx, &found)?;
+    Ok(found.len())
 }
 
 /// Takes back deferred messages whose worker has not come for them. Returns how many, at most [`STEP_MAX`].
@@ -493,16 +504,21 @@ fn take_back_abandoned(tx: &mut Tx<'_>, queue: i64) -> Result<usize> {
                         WHERE queue = ?1 AND kept_until IS NOT NULL AND kept_until <= ?2
                         ORDER BY kept_until LIMIT ?3";
     let found = ids(tx.conn, SQL, params![queue, tx.now.wall, STEP_MAX as i64])?;
-    take_back_all(tx, &found)
+    take_back_all(tx, &found)?;
+    for id in &found {
+        // Of a message that is not there, or not deferred, a row would be found again for ever.
+        retry_queue::take_id(tx, queue, *id)?;
+    }
+    Ok(found.len())
 }
 
-fn take_back_all(tx: &mut Tx<'_>, found: &[i64]) -> Result<usize> {
+fn take_back_all(tx: &mut Tx<'_>, found: &[i64]) -> Result<()> {
     for id in found {
         if let Some(record) = Record::load(tx.conn, *id)? {
             take_back(tx, &record)?;
         }
     }
-    Ok(found.len())
+    Ok(())
 }
 
 /// Ends another's claim that is void (a crash, and a new token, so that the late holder's receipt is stale) or abandoned
