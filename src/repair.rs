@@ -56,17 +56,20 @@ impl Options {
             return Err(Error::Open { path, detail: "it is no relet store, or its table relet_meta is lost".into() });
         }
         let mut done = Vec::new();
-        commit(&conn, &self, || repair::schema(&conn, &mut done))?;
-        commit(&conn, &self, || repair::whole_store(&conn, &mut done))?;
+        db::commit(&conn, self.busy_wait, || repair::schema(&conn, &mut done))?;
+        db::commit(&conn, self.busy_wait, || repair::whole_store(&conn, &mut done))?;
         let now = self.now(&conn)?;
-        while commit(&conn, &self, || self.set_aside(&conn, now, &mut done))? {}
+        while db::commit(&conn, self.busy_wait, || self.set_aside(&conn, now, &mut done))? {}
         let mut step = 0;
-        while commit(&conn, &self, || repair::rows(&conn, now, step, &mut done))? {
+        while db::commit(&conn, self.busy_wait, || repair::rows(&conn, now, step, &mut done))? {
             step += 1;
         }
+        db::commit(&conn, self.busy_wait, || repair::schema(&conn, &mut done))?;
         let before = doctor::examine(&conn, now)?;
-        if before.iter().any(|finding| finding.contains("counter") || finding.contains("has not been given out")) {
-            commit(&conn, &self, || repair::count(&conn))?;
+        if before.iter().any(|finding| {
+            ["counter", "acked"].iter().any(|word| finding.contains(word)) || finding.contains("has not been given out")
+        }) {
+            db::commit(&conn, self.busy_wait, || repair::count(&conn))?;
             done.push("the counters were counted anew".into());
         }
         Ok(Repaired { done, left: doctor::examine(&conn, now)? })
@@ -102,14 +105,4 @@ impl Store {
     pub fn repair(path: impl AsRef<Path>) -> Result<Repaired> {
         Options::default().repair(path)
     }
-}
-
-/// Runs a step in a transaction of its own.
-fn commit<T>(conn: &Connection, options: &Options, step: impl FnOnce() -> Result<T>) -> Result<T> {
-    db::patiently(options.busy_wait, || Ok(conn.execute_batch("BEGIN IMMEDIATE")?))?;
-    let outcome = step().and_then(|value| Ok(conn.execute_batch("COMMIT").map(|()| value)?));
-    if outcome.is_err() && !conn.is_autocommit() {
-        let _ = conn.execute_batch("ROLLBACK");
-    }
-    outcome
 }

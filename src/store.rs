@@ -677,7 +677,8 @@ impl Inner {
             let transaction = conn.unchecked_transaction()?;
             let mut now = self.options.clock.now();
             // Nothing has been written since the machine was restarted: every lease in the file has run out.
-            if meta::get::<String>(&transaction, "boot_id")?.as_deref() != Some(&*self.options.clock.boot()) {
+            let boot = Value::Text(self.options.clock.boot().to_string());
+            if meta::get::<Value>(&transaction, "boot_id")? != Some(boot) {
                 now.awake = i64::MAX;
             }
             let value = look(&transaction, now)?;

@@ -50,7 +50,9 @@ fn a_row_that_cannot_be_read_becomes_a_dead_letter_and_the_others_go_on() {
         let dead = store.show(1).unwrap().unwrap();
         assert_eq!(dead.status, Status::Dead, "{damage}");
         assert!(dead.dead_reason.unwrap().starts_with("cannot be read: "), "{damage}");
-        assert_eq!(store.doctor().unwrap(), Vec::<String>::new(), "{damage}");
+        let found = store.doctor().unwrap();
+        // What its checksum was is lost.
+        assert!(found.iter().all(|found| found.contains("checksum") && damage.contains("crc")), "{damage}: {found:?}");
     }
 }
 
@@ -221,7 +223,6 @@ const DAMAGES: &[(&str, &str)] = &[
     ("INSERT INTO relet_finished VALUES (777, 'dead', 5, NULL)", "an end is left"),
     ("UPDATE relet_finished SET keep_until = 5 WHERE message = 1", "is kept for ever"),
     ("UPDATE relet_finished SET finished_at = -1 WHERE message = 1", "has ended before 1970"),
-    ("UPDATE relet_workers SET incarnation = 99999", "is of a start that has not been"),
     ("DELETE FROM relet_meta WHERE key = 'epoch'", "has no \"epoch\""),
     ("UPDATE relet_meta SET value = 'x' WHERE key = 'epoch'", "\"epoch\" is"),
     ("DELETE FROM relet_meta WHERE key = 'store_id'", "has no \"store_id\""),

@@ -3,7 +3,7 @@
 use rusqlite::{Connection, ErrorCode, OptionalExtension, params};
 
 use crate::error::Result;
-use crate::sql::Tx;
+use crate::sql::{Tx, mend};
 use crate::state::{Route, Status};
 
 /// Where a message is counted. Claims change none of it: what is held stays counted on its route.
@@ -95,9 +95,9 @@ impl Counts {
             match written {
                 Ok(1) => {}
                 // They were wrong, or are not there: whoever meets that counts the rows, and fails nobody.
-                Ok(_) => recount(conn, queue, acked)?,
+                Ok(_) => mend::recount(conn, queue, acked)?,
                 Err(error) if error.sqlite_error_code() == Some(ErrorCode::ConstraintViolation) => {
-                    recount(conn, queue, acked)?;
+                    mend::recount(conn, queue, acked)?;
                 }
                 Err(error) => return Err(error.into()),
             }
@@ -150,28 +150,6 @@ impl Tx<'_> {
 pub(crate) fn make(conn: &Connection, queue: i64) -> Result<()> {
     const SQL: &str = "INSERT INTO main.relet_counters (queue) VALUES (?1)";
     conn.prepare_cached(SQL)?.execute([queue])?;
-    Ok(())
-}
-
-/// Counts a queue's rows, and makes its counters what they say, however wrong they were. What was acked before cannot be
-/// counted: it is kept where it can be read.
-pub(crate) fn recount(conn: &Connection, queue: i64, acked: i64) -> Result<()> {
-    const SQL: &str = "INSERT OR REPLACE INTO main.relet_counters
-        (queue, last_id, pending, routing, queued, pending_local, deferred, done, dead, cancelled, retrying, acked)
-        SELECT ?1, 0,
-               count(*) FILTER (WHERE route = 'pending' AND (status = route OR line = -1)),
-               count(*) FILTER (WHERE route = 'routing' AND (status = route OR line = -1)),
-               count(*) FILTER (WHERE route = 'queued' AND (status = route OR line = -1)),
-               count(*) FILTER (WHERE route = 'pending_local' AND (status = route OR line = -1)),
-               count(*) FILTER (WHERE status = 'processing' AND line IS NOT -1),
-               count(*) FILTER (WHERE status = 'done'),
-               count(*) FILTER (WHERE status = 'dead'),
-               count(*) FILTER (WHERE status = 'cancelled'),
-               (SELECT count(*) FROM main.relet_retry_queue r WHERE r.queue = ?1 AND r.reason IS NOT NULL),
-               max(0, ?2 + ifnull((SELECT acked FROM main.relet_counters
-                                    WHERE queue = ?1 AND acked BETWEEN 0 AND 1000000000000000000), 0))
-          FROM main.relet_messages WHERE queue = ?1";
-    conn.prepare_cached(SQL)?.execute([queue, acked])?;
     Ok(())
 }
 

@@ -2,7 +2,7 @@
 //!
 //! [`set_aside`] runs in the transaction of an operation that met a damaged row, and gets it out of the others' way.
 
-use rusqlite::params;
+use rusqlite::{Connection, params};
 
 use crate::error::Result;
 use crate::sql::{Tx, groups};
@@ -107,5 +107,27 @@ fn bury(tx: &mut Tx<'_>, id: i64, queue: i64, reason: &str) -> Result<()> {
     tx.conn.prepare_cached(MESSAGE)?.execute([id, tx.epoch])?;
     tx.conn.prepare_cached(FINISHED)?.execute([id, tx.now.wall])?;
     tx.recount(queue);
+    Ok(())
+}
+
+/// Counts a queue's rows, and makes its counters what they say, however wrong they were. What was acked before cannot be
+/// counted: it is kept where it can be read.
+pub(crate) fn recount(conn: &Connection, queue: i64, acked: i64) -> Result<()> {
+    const SQL: &str = "INSERT OR REPLACE INTO main.relet_counters
+        (queue, last_id, pending, routing, queued, pending_local, deferred, done, dead, cancelled, retrying, acked)
+        SELECT ?1, 0,
+               count(*) FILTER (WHERE route = 'pending' AND (status = route OR line = -1)),
+               count(*) FILTER (WHERE route = 'routing' AND (status = route OR line = -1)),
+               count(*) FILTER (WHERE route = 'queued' AND (status = route OR line = -1)),
+               count(*) FILTER (WHERE route = 'pending_local' AND (status = route OR line = -1)),
+               count(*) FILTER (WHERE status = 'processing' AND line IS NOT -1),
+               count(*) FILTER (WHERE status = 'done'),
+               count(*) FILTER (WHERE status = 'dead'),
+               count(*) FILTER (WHERE status = 'cancelled'),
+               (SELECT count(*) FROM main.relet_retry_queue r WHERE r.queue = ?1 AND r.reason IS NOT NULL),
+               max(0, ?2 + ifnull((SELECT acked FROM main.relet_counters
+                                    WHERE queue = ?1 AND acked BETWEEN 0 AND 1000000000000000000), 0))
+          FROM main.relet_messages WHERE queue = ?1";
+    conn.prepare_cached(SQL)?.execute([queue, acked])?;
     Ok(())
 }

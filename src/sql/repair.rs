@@ -7,9 +7,10 @@ use crate::clock::Now;
 use crate::db::SCHEMA_VERSION;
 use crate::error::Result;
 use crate::random;
-use crate::sql::{counters, doctor, ids, meta};
+use crate::sql::{counters, doctor, ids, mend, meta};
 
-/// Makes the tables and indexes that are missing, and the others' contents anew.
+/// Makes the tables and indexes that are missing, and what the others hold anew. What the rows do not allow yet is left: it is
+/// tried again once they are repaired, and the doctor has the last word.
 pub(crate) fn schema(conn: &Connection, done: &mut Vec<String>) -> Result<()> {
     const EXPECTED: &str =
         "SELECT name, sql FROM main.sqlite_schema WHERE sql IS NOT NULL ORDER BY type = 'index', rowid";
@@ -20,11 +21,14 @@ pub(crate) fn schema(conn: &Connection, done: &mut Vec<String>) -> Result<()> {
     for row in rows {
         let (name, sql) = row?;
         if !conn.query_row(FOUND, [&name], |row| row.get::<_, bool>(0))? {
-            conn.execute_batch(&sql)?;
-            done.push(format!("{name} was missing and was made again"));
+            if conn.execute_batch(&sql).is_ok() {
+                done.push(format!("{name} was missing and was made again"));
+            }
+        } else if sql.starts_with("CREATE TABLE") {
+            let _ = conn.execute_batch(&format!("REINDEX main.{name}"));
         }
     }
-    Ok(conn.execute_batch("REINDEX")?)
+    Ok(())
 }
 
 /// Sets what is true of the whole store and is missing, or cannot be. Before anything else, since a store without it cannot
@@ -69,7 +73,8 @@ pub(crate) fn whole_store(conn: &Connection, done: &mut Vec<String>) -> Result<(
         // As after a restart of the machine, which the next one that opens the store will note.
         set("boot_id", Value::Text("unknown".into()))?;
     }
-    if known("owned").is_some_and(|known| !(0..=1).contains(&known)) {
+    let owned = meta::get::<Value>(conn, "owned")?;
+    if owned.is_some_and(|owned| !matches!(owned, Value::Integer(0..=1))) {
         conn.execute(FORGET, ["owned"])?;
     }
     Ok(())
@@ -93,7 +98,7 @@ pub(crate) fn rows(conn: &Connection, now: Now, step: usize, done: &mut Vec<Stri
 pub(crate) fn count(conn: &Connection) -> Result<()> {
     const QUEUES: &str = "SELECT id FROM main.relet_queues";
     for queue in ids(conn, QUEUES, [])? {
-        counters::recount(conn, queue, 0)?;
+        mend::recount(conn, queue, 0)?;
     }
     counters::set_last_id(conn, counters::last_id(conn)?)
 }
@@ -225,7 +230,12 @@ const STEPS: &[&str] = &[
                                                           (SELECT group_key FROM main.relet_details d WHERE d.message = m.id)),
             due_at = CASE WHEN r.due_at BETWEEN 0 AND 253402300799999 THEN r.due_at ELSE ifnull(m.due_at, ?1) END,
             kept_until = iif(m.worker_id IS NULL, NULL, ifnull(r.kept_until, ?1)), count = min(max(count, 0), 4294967295)
-       FROM main.relet_messages m WHERE m.id = r.message",
+       FROM main.relet_messages m
+      WHERE m.id = r.message
+        AND (r.worker_id IS NOT m.worker_id OR (r.worker_id IS NULL) <> (r.kept_until IS NULL)
+             OR r.due_at NOT BETWEEN 0 AND 253402300799999 OR r.count NOT BETWEEN 0 AND 4294967295
+             OR r.behind <> EXISTS (SELECT 1 FROM main.relet_groups g WHERE g.message = m.id AND g.turn = 0 AND g.queue = m.queue
+                                       AND g.group_key = (SELECT group_key FROM main.relet_details d WHERE d.message = m.id)))",
     "-- messages that wait, or are deferred, are in the retry queue again
      INSERT INTO main.relet_retry_queue (queue, message, worker_id, due_at, kept_until, behind, reason, count)
      SELECT m.queue, m.id, m.worker_id, ifnull(m.due_at, ?1), iif(m.worker_id IS NULL, NULL, ifnull(m.due_at, ?1)),
