@@ -125,8 +125,10 @@ fn objects(conn: &Connection) -> Result<BTreeMap<String, (String, String)>> {
     Ok(rows.collect::<rusqlite::Result<_>>()?)
 }
 
+type Fits = fn(&Value) -> bool;
+
 /// The keys of relet_meta, whether every store has them, and what their values may be.
-const META: [(&str, bool, fn(&Value) -> bool); 8] = [
+const META: [(&str, bool, Fits); 8] = [
     ("schema_version", true, |value| *value == Value::Integer(SCHEMA_VERSION)),
     ("store_id", true, |value| matches!(value, Value::Text(id) if !id.is_empty())),
     ("epoch", true, |value| matches!(value, Value::Integer(0..))),
