@@ -5,7 +5,7 @@ use rusqlite::{Connection, params_from_iter};
 
 use crate::clock::Now;
 use crate::db::SCHEMA_VERSION;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::random;
 use crate::sql::{counters, doctor, ids, mend, meta};
 
@@ -38,7 +38,7 @@ pub(crate) fn whole_store(conn: &Connection, done: &mut Vec<String>) -> Result<(
     const START: &str = "SELECT max(ifnull((SELECT max(incarnation) FROM main.relet_messages), 0),
                                     ifnull((SELECT max(incarnation) FROM main.relet_workers), 0))";
     const FORGET: &str = "DELETE FROM main.relet_meta WHERE key = ?1";
-    let largest = |sql: &str| Ok::<i64, crate::Error>(conn.query_row(sql, [], |row| row.get(0))?);
+    let largest = |sql: &str| Ok::<i64, Error>(conn.query_row(sql, [], |row| row.get(0))?);
     let (epoch, start) = (largest(EPOCH)?, largest(START)?);
     let known = |key: &str| match meta::get::<Value>(conn, key) {
         Ok(Some(Value::Integer(number))) => Some(number),
@@ -47,7 +47,7 @@ pub(crate) fn whole_store(conn: &Connection, done: &mut Vec<String>) -> Result<(
     let mut set = |key: &str, value: Value| {
         meta::set(conn, key, value)?;
         done.push(format!("{key:?} of relet_meta was missing or could not be, and was set"));
-        Ok::<(), crate::Error>(())
+        Ok::<(), Error>(())
     };
     if known("schema_version").is_none() {
         set("schema_version", Value::Integer(SCHEMA_VERSION))?;
