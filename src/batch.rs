@@ -29,6 +29,8 @@ pub(crate) trait Job {
     /// It is not run again. Its outcome stands, unless `error` is given in its place.
     fn leave_out(&mut self, error: Option<Error>);
     fn is_left_out(&self) -> bool;
+    /// It has met a row that is damaged. Returns whether it is worth another run once such rows are set aside: the first time.
+    fn may_run_again(&mut self) -> bool;
     /// Why it failed, if it did.
     fn error(&self) -> Option<Error>;
 }
@@ -38,11 +40,12 @@ pub(crate) struct Task<T, F> {
     op: F,
     outcome: Option<Result<T>>,
     left_out: bool,
+    ran_again: bool,
 }
 
 impl<T, F: FnMut(&mut Tx<'_>) -> Result<T>> Task<T, F> {
     pub(crate) fn new(need: Need, op: F) -> Task<T, F> {
-        Task { need, op, outcome: None, left_out: false }
+        Task { need, op, outcome: None, left_out: false, ran_again: false }
     }
 
     /// What the caller is told. A result that rests on a commit which was not made is not told, not even an error.
@@ -79,6 +82,10 @@ impl<T, F: FnMut(&mut Tx<'_>) -> Result<T>> Job for Task<T, F> {
 
     fn is_left_out(&self) -> bool {
         self.left_out
+    }
+
+    fn may_run_again(&mut self) -> bool {
+        !std::mem::replace(&mut self.ran_again, true)
     }
 
     fn error(&self) -> Option<Error> {

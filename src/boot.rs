@@ -52,13 +52,17 @@ enum Verdict {
 
 impl Boot {
     /// What the file says; `None` where nothing was noted yet.
-    pub(crate) fn load(conn: &Connection) -> Result<Option<Boot>> {
+    pub(crate) fn load(conn: &Connection, clock: &Clock) -> Result<Option<Boot>> {
         let meta::Clocks { epoch: Some(epoch), floor, boot_id, boot_mark, base, skew, sure, seen } =
             meta::clocks(conn)?
         else {
             return Ok(None);
         };
-        let (id, timeline) = (boot_id.map(Arc::from), Timeline { base, skew });
+        let id = boot_id.map(Arc::from);
+        let timeline = match base {
+            Some(base) => Timeline { base, skew },
+            None => Timeline::begin(clock.read(), seen.0, skew), // It was lost.
+        };
         Ok(Some(Boot { id, epoch, mark: boot_mark, timeline, floor, sure, seen }))
     }
 
@@ -66,7 +70,7 @@ impl Boot {
     /// and come before the first claim.
     pub(crate) fn note(conn: &Connection, clock: &Clock, others: impl FnOnce() -> Result<Others>) -> Result<Boot> {
         let reading = clock.read();
-        let before = Boot::load(conn)?;
+        let before = Boot::load(conn, clock)?;
         let verdict = match &before {
             Some(before) => match before.verdict(clock, reading, others)? {
                 Verdict::AnotherClock => return Err(another_clock(conn)?),

@@ -177,6 +177,19 @@ pub(crate) fn patiently<T>(wait: Duration, mut step: impl FnMut() -> Result<T>) 
     }
 }
 
+/// Runs a step in a transaction of its own, for whose lock it waits at most `wait`.
+pub(crate) fn commit<T>(conn: &Connection, wait: Duration, step: impl FnOnce() -> Result<T>) -> Result<T> {
+    patiently(wait, || Ok(conn.execute_batch("BEGIN IMMEDIATE")?))?;
+    let outcome = step().and_then(|value| {
+        conn.execute_batch("COMMIT")?;
+        Ok(value)
+    });
+    if outcome.is_err() && !conn.is_autocommit() {
+        let _ = conn.execute_batch("ROLLBACK");
+    }
+    outcome
+}
+
 /// Waiting for another process's lock: short pauses of random length, so that whoever waits gets a turn soon, whoever
 /// else waits. (SQLite's own back-off grows to 100 ms and starves the one that has waited longest.)
 pub(crate) struct Patience {

@@ -395,6 +395,18 @@ impl Error {
         Error::Full { needed: 0, reserve: 0, free: None, limit: None }
     }
 
+    /// Whether a row could not be read, or is not what its place says: damage that a sweep may set aside.
+    pub(crate) fn is_damage(&self) -> bool {
+        use rusqlite::Error::{FromSqlConversionFailure, IntegralValueOutOfRange, InvalidColumnType};
+        match self {
+            Error::Corrupt { .. } => true,
+            Error::Sqlite(error) => {
+                matches!(**error, FromSqlConversionFailure(..) | IntegralValueOutOfRange(..) | InvalidColumnType(..))
+            }
+            _ => false,
+        }
+    }
+
     /// What is told where something was committed, and then could not be brought to the disk: whether it survives is not known.
     pub(crate) fn unconfirmed(self) -> Error {
         let code = match self {

@@ -159,6 +159,10 @@ impl<T: Send, F: FnMut(&mut Tx<'_>) -> Result<T> + Send> Job for Laid<T, F> {
         self.task.is_left_out()
     }
 
+    fn may_run_again(&mut self) -> bool {
+        self.task.may_run_again()
+    }
+
     fn error(&self) -> Option<Error> {
         self.task.error()
     }

@@ -23,7 +23,7 @@ use crate::options::{Durability, Options};
 use crate::presence::{Others, Presence};
 use crate::reserve::{self, Reserve};
 use crate::sql::prune::PRUNE_STEP;
-use crate::sql::{Defaults, Rung, Tx, meta, prune};
+use crate::sql::{Defaults, Rung, Tx, mend, meta, prune};
 
 /// Whether a commit reaches the disk before its callers are answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -146,6 +146,8 @@ enum Try {
     LeftOut,
     /// The disk was full, and there is more room now: all are to be run again.
     Full,
+    /// An operation met a row that is damaged: such rows are to be set aside, and all to be run again.
+    Damaged,
 }
 
 thread_local! {
@@ -281,6 +283,7 @@ impl Seat {
                 Ok(Try::Committed(reached)) => return Ok(reached),
                 Ok(Try::LeftOut) => left_out += 1,
                 Ok(Try::Full) => {}
+                Ok(Try::Damaged) => self.set_aside(),
                 // The disk was full at the commit: first those that need more of it go, then the reserve.
                 Err(Error::Full { .. }) if leave_out_enqueues(jobs, || self.full()) || self.make_room() => {}
                 Err(Error::Full { .. }) => return Err(self.full()),
@@ -295,10 +298,19 @@ impl Seat {
     /// Gives each job that is left a commit of its own.
     fn one_by_one(&mut self, jobs: &mut [&mut dyn Job]) {
         for job in jobs.iter_mut().filter(|job| !job.is_left_out()) {
-            let alone = self.attempt(self.options.busy_wait, &mut [&mut **job], true);
+            let mut alone = self.attempt(self.options.busy_wait, &mut [&mut **job], true);
+            while matches!(alone, Ok(Try::Damaged)) {
+                self.set_aside();
+                alone = self.attempt(self.options.busy_wait, &mut [&mut **job], true);
+            }
             // Its outcome stands where the commit was made, or where it failed by itself.
             job.leave_out(alone.err());
         }
+    }
+
+    /// Gets damaged rows out of the way, in a commit of its own. Where that fails, the operations that met them will say why.
+    fn set_aside(&mut self) {
+        let _ = self.attempt(self.options.busy_wait, &mut [&mut Task::new(Need::Settle, mend::set_aside)], true);
     }
 
     /// Gives the reserve up, so that the log can be moved into the file. Returns whether there is more room now.
@@ -365,6 +377,9 @@ impl Seat {
             tx.rung.all |= !tx.said && job.need() != Need::Claim;
             let gone = self.conn.is_autocommit();
             let full = !done && job.error().is_some_and(|error| self.ran_out(&error));
+            if !done && !full && job.error().is_some_and(|error| error.is_damage()) && job.may_run_again() {
+                return Ok(Try::Damaged);
+            }
             if gone || full || (!done && self.conn.total_changes() != before) {
                 if job.need() != Need::Enqueue && full {
                     drop(tx);
@@ -408,8 +423,8 @@ impl Seat {
         if version == self.version {
             return Ok(self.boot.clone());
         }
-        let boot =
-            Boot::load(&self.conn)?.ok_or_else(|| Error::Corrupt { detail: "relet_meta has no \"epoch\"".into() })?;
+        let boot = Boot::load(&self.conn, &self.options.clock)?
+            .ok_or_else(|| Error::Corrupt { detail: "relet_meta has no \"epoch\"".into() })?;
         self.version = version;
         Ok(boot)
     }

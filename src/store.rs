@@ -560,7 +560,20 @@ impl Store {
     /// # Errors
     /// As [`Store::stats`].
     pub fn doctor(&self) -> Result<Vec<String>> {
-        self.inner.read(true, sql::doctor::examine)
+        let clock = &self.inner.options.clock;
+        self.inner.with_reader(true, |conn| {
+            let transaction = conn.unchecked_transaction()?;
+            let boot = Boot::load(&transaction, clock).ok().flatten();
+            let now = match boot.map(|boot| boot.look(clock, || self.inner.others(&transaction))) {
+                Some(Ok(now)) => now,
+                // Then the ends of leases are no instants of this clock.
+                _ => {
+                    let reading = clock.read();
+                    Now { awake: i64::MAX, ..Timeline::begin(reading, 0, 0).now(reading) }
+                }
+            };
+            sql::doctor::examine(&transaction, now)
+        })
     }
 
     /// Writes a copy of the whole database, as of now, to a new file, while others go on. The copy is complete without a log beside it, and its receipts are of a new epoch.
@@ -791,7 +804,7 @@ impl Store {
             return Err(Error::NotImmediate);
         }
         let options = &self.inner.options;
-        let boot = Boot::load(conn)?.ok_or_else(wrong)?;
+        let boot = Boot::load(conn, &options.clock)?.ok_or_else(wrong)?;
         let mut tx = Tx::new(conn, boot.timeline.now(options.clock.read()), Defaults::from(options), boot.epoch, 0);
         tx.floor = boot.floor;
         tx.nested(op)
@@ -803,7 +816,7 @@ impl Inner {
     fn read<T>(&self, long: bool, look: impl FnOnce(&Connection, Now) -> Result<T>) -> Result<T> {
         self.with_reader(long, |conn| {
             let transaction = conn.unchecked_transaction()?;
-            let boot = Boot::load(&transaction)?
+            let boot = Boot::load(&transaction, &self.options.clock)?
                 .ok_or_else(|| Error::Corrupt { detail: "relet_meta has no \"epoch\"".into() })?;
             let now = boot.look(&self.options.clock, || self.others(&transaction))?;
             let value = look(&transaction, now)?;

@@ -555,6 +555,10 @@ mod tests {
             false
         }
 
+        fn may_run_again(&mut self) -> bool {
+            false
+        }
+
         fn error(&self) -> Option<Error> {
             None
         }

@@ -13,6 +13,7 @@ const FLOORS: [&[&str]; 7] = [
         "claim",
         "worker",
         "backup",
+        "repair",
         "gate",
         "outcome",
         "payload",
@@ -294,7 +295,7 @@ fn sql_stands_in_its_places_only() {
 #[test]
 fn every_table_in_a_statement_is_main_s() {
     // Names of a statement's own (WITH), and words that follow these keywords without being a table.
-    const NOT_TABLES: [&str; 4] = ["counted", "step", "SET", "OF"];
+    const NOT_TABLES: [&str; 5] = ["counted", "tried", "step", "SET", "OF"];
     let mut found = Vec::new();
     let mut statements = 0;
     for source in sources().iter().filter(|source| source.module() == "sql") {

@@ -51,8 +51,11 @@ const HOT: [&str; 16] = [
 ];
 
 /// Statements that read a whole index or table, and why they may.
-const SCANS: [(&str, &str); 22] = [
+const SCANS: [(&str, &str); 25] = [
     ("sql/meta.rs clocks SQL", "a dozen rows, in one page"),
+    ("sql/repair.rs", "reads everything, and says so"),
+    ("sql/checks.rs", "reads everything, and says so"),
+    ("sql/mend.rs", "after a damaged row was met, or in a repair"),
     ("sql/doctor.rs", "reads everything, and says so"),
     ("sql/look.rs stats SQL", "one row for each queue"),
     ("sql/look.rs retry_queue SQL", "a listing of the whole retry queue, by due time over all queues"),
@@ -77,7 +80,10 @@ const SCANS: [(&str, &str); 22] = [
 ];
 
 /// Statements that may sort, and why. None is on the way of a message.
-const SORTS: [(&str, &str); 8] = [
+const SORTS: [(&str, &str); 11] = [
+    ("sql/repair.rs", "reads everything, and says so"),
+    ("sql/checks.rs", "reads everything, and says so"),
+    ("sql/mend.rs", "after a damaged row was met, or in a repair"),
     ("sql/doctor.rs", "reads everything, and says so"),
     ("sql/dead.rs page SQL", "a step of a redrive of all dead letters, by id"),
     ("sql/look.rs list FINISHED", "a page of one status, by id"),

@@ -234,6 +234,16 @@ pub(crate) fn claim_id(tx: &mut Tx<'_>, id: i64, who: &Who) -> Result<ById> {
 
 /// Claims the next messages of a queue, up to `wanted`, and no more than the transaction has room for.
 pub(crate) fn claim_next(tx: &mut Tx<'_>, queue: &str, who: &Who, wanted: usize) -> Result<Next> {
+    // Whoever claims the next names no message: one whose status does not fit its place is damaged.
+    next(tx, queue, who, wanted).map_err(|error| match error {
+        Error::Status { id, status, .. } => {
+            Error::Corrupt { detail: format!("message {id} is {status}, and stands among those that can be claimed") }
+        }
+        error => error,
+    })
+}
+
+fn next(tx: &mut Tx<'_>, queue: &str, who: &Who, wanted: usize) -> Result<Next> {
     let mut next = Next::default();
     while next.taken.len() < wanted {
         let Some(look) = Look::at(tx, queue, who)? else { return Ok(next) };
@@ -537,7 +547,7 @@ fn promote_due(tx: &mut Tx<'_>, queue: i64) -> Result<Cleared> {
                               SET line = 4 * ifnull((SELECT gate FROM main.relet_details WHERE message = ?1), 0)
                                          + CASE route WHEN 'pending' THEN 0 WHEN 'routing' THEN 1 WHEN 'queued' THEN 2 ELSE 3 END,
                                   place = -priority, due_at = due_at + ?2
-                            WHERE id = ?1";
+                            WHERE id = ?1 AND status = route AND line IS NULL";
     let mut cleared = Cleared::default();
     for (on_wall, now) in [(false, tx.now.time), (true, tx.now.wall)] {
         if cleared.cut {
@@ -572,7 +582,11 @@ fn take_back_abandoned(tx: &mut Tx<'_>, queue: i64) -> Result<Cleared> {
     Cleared::all(
         tx,
         |tx, limit| ids(tx.conn, SQL, params![queue, tx.now.time, limit]),
-        |tx, id| take_back_id(tx, queue, id),
+        |tx, id| {
+            take_back_id(tx, queue, id)?;
+            // Of a message that is not deferred, a row would be found again for ever.
+            retry_queue::take_id(tx, queue, id)
+        },
     )
 }
 

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use rusqlite::{Connection, OptionalExtension, params};
+use rusqlite::{Connection, ErrorCode, OptionalExtension, params};
 
 use crate::error::Result;
-use crate::sql::Tx;
+use crate::sql::{Tx, mend};
 use crate::state::{Route, Status};
 
 /// Where a message is counted. Claims change none of it: what is held stays counted on its route.
@@ -56,6 +56,8 @@ struct Change {
     places: [i64; Place::COUNT],
     retrying: i64,
     acked: i64,
+    /// What was counted before is not to be relied on.
+    recount: bool,
 }
 
 impl Counts {
@@ -73,16 +75,28 @@ impl Counts {
                                   dead = dead + ?8, cancelled = cancelled + ?9, retrying = retrying + ?10,
                                   acked = acked + ?11
                             WHERE queue = ?1";
-        for (queue, Change { places, retrying, acked }) in self.0 {
+        for (queue, Change { places, retrying, acked, recount: wrong }) in self.0 {
             let [pending, routing, queued, local, deferred, done, dead, cancelled] = places;
-            if [routing, queued, local, deferred, done, dead, cancelled, retrying] == [0; 8] {
-                if (pending, acked) != (0, 0) {
-                    conn.prepare_cached(PLAIN)?.execute([queue, pending, acked])?;
-                }
+            let plain = [routing, queued, local, deferred, done, dead, cancelled, retrying] == [0; 8];
+            let written = if wrong {
+                Ok(0)
+            } else if plain && (pending, acked) == (0, 0) {
+                continue;
+            } else if plain {
+                conn.prepare_cached(PLAIN)?.execute([queue, pending, acked])
             } else {
                 conn.prepare_cached(ALL)?.execute(params![
                     queue, pending, routing, queued, local, deferred, done, dead, cancelled, retrying, acked
-                ])?;
+                ])
+            };
+            match written {
+                Ok(1) => {}
+                // They were wrong, or are not there: whoever meets that counts the rows, and fails nobody.
+                Ok(_) => mend::recount(conn, queue, acked)?,
+                Err(error) if error.sqlite_error_code() == Some(ErrorCode::ConstraintViolation) => {
+                    mend::recount(conn, queue, acked)?;
+                }
+                Err(error) => return Err(error.into()),
             }
         }
         Ok(())
@@ -102,6 +116,11 @@ impl Tx<'_> {
         if let Some(to) = to {
             change.places[to.at()] += 1;
         }
+    }
+
+    /// The counters of `queue` are counted anew from its rows at the end of this transaction.
+    pub(crate) fn recount(&mut self, queue: i64) {
+        self.counts.of(queue).recount = true;
     }
 
     /// The retry queue has so many more rows of `queue` with a reason.

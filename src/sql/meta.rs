@@ -26,7 +26,7 @@ pub(crate) struct Clocks {
     pub(crate) floor: i64,
     pub(crate) boot_id: Option<String>,
     pub(crate) boot_mark: i64,
-    pub(crate) base: i64,
+    pub(crate) base: Option<i64>,
     pub(crate) skew: i64,
     pub(crate) sure: bool,
     /// The store's time, and how long the machine had been awake, when that was last noted.
@@ -36,20 +36,22 @@ pub(crate) struct Clocks {
 /// Reads all of it in one statement.
 pub(crate) fn clocks(conn: &Connection) -> Result<Clocks> {
     const SQL: &str = "SELECT key, value FROM main.relet_meta";
+    // What is of another type is damage, which `doctor` tells, and counts as not there.
+    let number = |row: &rusqlite::Row<'_>| Ok::<_, rusqlite::Error>(row.get_ref(1)?.as_i64().ok());
     let mut clocks = Clocks::default();
     let mut statement = conn.prepare_cached(SQL)?;
     let mut rows = statement.query([])?;
     while let Some(row) = rows.next()? {
         match row.get_ref(0)?.as_str().unwrap_or_default() {
-            "epoch" => clocks.epoch = Some(row.get(1)?),
-            "epoch_floor" => clocks.floor = row.get(1)?,
-            "clock_sure" => clocks.sure = row.get(1)?,
-            "boot_id" => clocks.boot_id = row.get(1)?,
-            "boot_mark" => clocks.boot_mark = row.get(1)?,
-            "clock_base" => clocks.base = row.get(1)?,
-            "clock_skew" => clocks.skew = row.get(1)?,
-            "seen_at" => clocks.seen.0 = row.get(1)?,
-            "seen_awake" => clocks.seen.1 = row.get(1)?,
+            "epoch" => clocks.epoch = number(row)?,
+            "epoch_floor" => clocks.floor = number(row)?.unwrap_or(0),
+            "clock_sure" => clocks.sure = number(row)? == Some(1),
+            "boot_id" => clocks.boot_id = row.get_ref(1)?.as_str().ok().map(str::to_owned),
+            "boot_mark" => clocks.boot_mark = number(row)?.unwrap_or(i64::MAX),
+            "clock_base" => clocks.base = number(row)?,
+            "clock_skew" => clocks.skew = number(row)?.unwrap_or(0),
+            "seen_at" => clocks.seen.0 = number(row)?.unwrap_or(0),
+            "seen_awake" => clocks.seen.1 = number(row)?.unwrap_or(0),
             _ => {}
         }
     }

@@ -1,6 +1,7 @@
 //! Every statement, each beside the one function that binds it. All of it runs inside a transaction that somebody else began.
 
 pub(crate) mod budget;
+pub(crate) mod checks;
 pub(crate) mod claim;
 pub(crate) mod counters;
 pub(crate) mod dead;
@@ -14,11 +15,13 @@ pub(crate) mod groups;
 pub(crate) mod keys;
 pub(crate) mod lines;
 pub(crate) mod look;
+pub(crate) mod mend;
 pub(crate) mod meta;
 pub(crate) mod payloads;
 pub(crate) mod prune;
 pub(crate) mod queues;
 pub(crate) mod record;
+pub(crate) mod repair;
 pub(crate) mod retry_queue;
 pub(crate) mod schedules;
 pub(crate) mod settle;

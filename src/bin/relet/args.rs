@@ -266,7 +266,12 @@ pub(crate) enum Command {
     /// with --json this is refused.
     Metrics,
     /// Check the file and every promise of its tables. Exits with 5 if something is wrong.
-    Doctor,
+    Doctor {
+        /// Put right what can be, and say what was done; also where the store cannot be opened. Keep a copy of the file first.
+        /// No message is removed. Exits with 5 if something is left.
+        #[arg(long)]
+        repair: bool,
+    },
     /// Write a copy of the store to a new file, while others go on.
     ///
     /// The copy is whole, in one file; receipts that the original issues from now on are worth nothing in it.

@@ -254,8 +254,17 @@ pub(crate) fn metrics(global: &Global, out: &mut Out) -> Outcome {
     Ok(Exit::Done)
 }
 
-pub(crate) fn doctor(global: &Global, out: &mut Out) -> Outcome {
-    let findings = match global.look().and_then(|store| Ok(store.doctor()?)) {
+pub(crate) fn doctor(global: &Global, out: &mut Out, repair: bool) -> Outcome {
+    let found = match repair {
+        false => global.look().and_then(|store| Ok(store.doctor()?)),
+        true => global.repair().map(|repaired| {
+            for done in &repaired.done {
+                say(format_args!("repaired: {}", clean(done)));
+            }
+            repaired.left
+        }),
+    };
+    let findings = match found {
         // A file that is too damaged to be opened or read is a finding, too.
         Err(Failure::Library(Error::Corrupt { detail })) => vec![detail],
         findings => findings?,
@@ -273,7 +282,8 @@ pub(crate) fn doctor(global: &Global, out: &mut Out) -> Outcome {
     let found = count(findings.len(), "finding");
     let next = match findings.iter().all(|finding| finding.ends_with(PASSES)) {
         true => "nothing needs to be done",
-        false => "keep a copy of the file and its -wal, then restore a backup",
+        false if repair => "that is beyond repair: keep a copy of the file and its -wal, then restore a backup",
+        false => "keep a copy of the file and its -wal, then run `relet doctor --repair`, or restore a backup",
     };
     say(format_args!("{found}; {next}"));
     Ok(Exit::Wrong)

@@ -113,7 +113,7 @@ fn run(cli: &Cli, out: &mut Out) -> Outcome {
         Command::Schedule(Schedule::Remove { name }) => schedule::remove(global, out, name),
         Command::Schedule(Schedule::Run { once }) => schedule::run(global, out, *once),
         Command::Metrics => look::metrics(global, out),
-        Command::Doctor => look::doctor(global, out),
+        Command::Doctor { repair } => look::doctor(global, out, *repair),
         Command::Backup { dest } => upkeep::backup(global, out, dest),
         Command::Export { queue } => transfer::export(global, out, queue.as_deref()),
         Command::Import { dead } => transfer::import(global, out, *dead),

@@ -46,6 +46,11 @@ impl Global {
         }
     }
 
+    /// Repairs a store, which may be too damaged to be opened.
+    pub(crate) fn repair(&self) -> Outcome<relet::Repaired> {
+        Ok(self.options().repair(self.file()?)?)
+    }
+
     fn file(&self) -> Outcome<&Path> {
         match &self.db {
             Some(path) if !path.is_empty() => Ok(Path::new(path)),
