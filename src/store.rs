@@ -195,7 +195,9 @@ impl Options {
             pid: std::process::id(),
             in_use,
         };
-        inner.store_id = inner.read(false, |conn, _| meta::need(conn, "store_id"))?;
+        // A damaged store is to be looked at, too.
+        inner.store_id =
+            inner.with_reader(false, |conn| Ok(meta::get(conn, "store_id").ok().flatten()))?.unwrap_or_default();
         Ok(Store { inner: Arc::new(inner) })
     }
 }

@@ -482,11 +482,11 @@ mod tests {
     fn a_commit_that_is_not_made_is_told_to_every_caller_in_it() {
         let writer = in_memory();
         enqueue(&writer, "first").unwrap();
-        // A write that can only be refused at the commit.
+        // What can only be refused at the commit.
         let broken = |writer: &Writer| {
             writer.run(Need::Enqueue, |tx| {
-                tx.count(1, Some(crate::sql::counters::Place::Dead), None); // one dead letter less than none: the CHECK says no
-                Ok(())
+                tx.conn.commit_hook(Some(|| true)).unwrap();
+                meta::touch(tx.conn)
             })
         };
         let outcomes = one_batch(
@@ -498,6 +498,7 @@ mod tests {
             ],
         );
         assert!(outcomes.iter().all(|outcome| matches!(outcome, Err(Error::Sqlite(_)))), "{outcomes:?}");
+        writer.with_connection(|conn| Ok(conn.commit_hook(None::<fn() -> bool>)?)).unwrap();
         assert_eq!(stored(&writer), 1);
         enqueue(&writer, "afterwards").unwrap();
         assert_eq!(stored(&writer), 2);

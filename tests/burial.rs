@@ -53,7 +53,9 @@ fn dies(worker: Worker, store: Store, path: &Path, label: &str) {
     .unwrap();
     conn.execute("UPDATE relet_retry_queue SET kept_until = due_at + 30000", []).unwrap();
     assert_eq!(number(&conn, rows), kept);
-    std::fs::write(support::beside(path, "-relet-workers").join(lock), "").unwrap();
+    let folder = support::beside(path, "-relet-workers"); // the last one who left has removed it
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(folder.join(lock), "").unwrap();
 }
 
 /// Everything of it can be claimed by another, as one crash each where it was held.

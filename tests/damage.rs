@@ -83,7 +83,7 @@ fn what_stands_in_a_line_that_its_status_does_not_fit_blocks_nobody() {
 
 #[test]
 fn a_row_of_the_retry_queue_without_its_message_lets_claims_end() {
-    for row in ["(1, 77, NULL, 0, NULL, NULL, 0, NULL, 0)", "(1, 77, 'x', 0, NULL, 0, 0, 'gone', 1)"] {
+    for row in ["(1, 77, NULL, 0, 0, NULL, 0, NULL, 0)", "(1, 77, 'x', 0, 0, 0, 0, 'gone', 1)"] {
         let (folder, clock) = (Folder::new(), Clock::manual());
         let store = open(&folder, &clock);
         store.queue("mail").enqueue("good").unwrap();

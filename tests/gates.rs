@@ -549,7 +549,7 @@ fn a_bucket_keeps_its_bound_and_holds_nothing_up_without_need() {
             now += step;
             bucket = size.min(bucket + step * i64::from(rate));
             if random.u8(0..10) == 0 {
-                clock.set_wall_by(random.i64(-100_000..100_000));
+                clock.set_wall_by(random.i64(2_000..100_000) * if random.bool() { 1 } else { -1 });
             }
             let why = store.why(id).unwrap().unwrap();
             match worker.claim("q").unwrap() {

@@ -237,7 +237,13 @@ fn a_clock_that_cannot_be_compared_is_refused_and_the_holder_named() {
     }
 }
 
-/// What is certain: nobody is there, and the boot id is another one.
+/// Another boot: the clocks begin again. (Here, what was noted of them is moved, since the machine stays up.)
+fn as_if_restarted(place: &Place) {
+    let sql = "UPDATE relet_meta SET value = value + 1000000000 WHERE key = 'seen_awake'";
+    plain(&place.db()).execute(sql, []).unwrap();
+}
+
+/// What is certain: nobody is there, the boot id is another one, and the clocks have begun again.
 #[test]
 fn a_restart_is_still_noticed() {
     let place = Place::new();
@@ -247,6 +253,7 @@ fn a_restart_is_still_noticed() {
     place.ok(None, "enqueue q one");
     place.ok(None, "claim q -w HOLDER --lease 1h");
     let epoch = place.epoch();
+    as_if_restarted(&place);
     assert!(place.ok(Some(ANOTHER_ID), "claim q -w OTHER").contains("one"));
     assert_eq!((place.epoch(), place.message(1).unwrap().crashes), (epoch + 1, 1));
     sound(&place);
@@ -269,6 +276,39 @@ fn where_nobody_can_tell_a_new_epoch_begins_and_leases_stand() {
         plain(&place.db()).execute("UPDATE relet_messages SET place = place + 3600000 WHERE line = -1", []).unwrap();
         assert!(place.ok(Some(view), "claim q -w OTHER").contains("one"), "{}", view.name);
         sound(&place);
+    }
+}
+
+/// Containers with boot ids of their own, of which none stays: their clocks go on, so that nobody takes from the others.
+#[test]
+fn two_boot_ids_by_turns_are_no_restart() {
+    let place = Place::new();
+    if !place.allows(ANOTHER_ID) {
+        return;
+    }
+    place.ok(None, "enqueue q one");
+    place.ok(None, "claim q -w HOLDER --lease 1h");
+    for view in [Some(ANOTHER_ID), None, Some(NO_ID), Some(ANOTHER_ID), None] {
+        place.nothing(view, "claim q -w OTHER");
+        place.ok(view, "stats");
+    }
+    assert_eq!(place.message(1).unwrap().crashes, 0);
+    sound(&place);
+}
+
+/// A gate's rate goes on, too: its bucket is not emptied by each look of a process that sees no boot id.
+#[test]
+fn a_rate_is_not_charged_for_what_nobody_can_tell() {
+    let place = Place::new();
+    if !place.allows(NO_ID) {
+        return;
+    }
+    place.ok(Some(NO_ID), "gate set api --rate 1000/1000s --burst 1000");
+    for n in 0..3 {
+        place.ok(Some(NO_ID), &format!("enqueue q {n} --gate api"));
+    }
+    for _ in 0..3 {
+        place.ok(Some(NO_ID), "claim q -w W");
     }
 }
 
@@ -303,6 +343,7 @@ fn a_running_process_learns_that_its_claims_were_voided() {
     let (claim, theirs) = (worker.claim("q").unwrap().unwrap(), detached.claim("q").unwrap().unwrap());
     assert_eq!(claim.receipt().epoch(), 1);
     std::fs::remove_dir_all(support::beside(&Path::new(&place.db()).to_owned(), "-relet-workers")).unwrap();
+    as_if_restarted(&place);
     place.ok(Some(ANOTHER_ID), "enqueue q three");
     assert!(claim.extend(std::time::Duration::from_secs(60)).is_err());
     assert!(theirs.extend(std::time::Duration::from_secs(60)).is_err());

@@ -723,6 +723,10 @@ impl Run {
     fn jump(&mut self) {
         let ms = self.rng.i64(2_000..100_000) * if self.rng.bool() { 1 } else { -1 };
         self.log.push(format!("the wall clock is set by {ms} ms"));
+        self.set_wall_by(ms);
+    }
+
+    fn set_wall_by(&mut self, ms: i64) {
         self.clock.set_wall_by(ms);
         self.model.jumped += ms;
         self.store.queue("q").resume().unwrap(); // whatever is written next notes it
@@ -742,6 +746,10 @@ impl Run {
 
     fn reboot(&mut self) {
         self.log.push("the machine restarts".into());
+        // A wall clock that is behind then is the subject of `clocks`.
+        if self.model.jumped < 0 {
+            self.set_wall_by(-self.model.jumped);
+        }
         self.clock.reboot();
         self.model.epoch += 1;
         for row in self.model.rows.values_mut() {

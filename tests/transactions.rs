@@ -442,7 +442,10 @@ fn a_unit_that_fails_leaves_nothing_behind_and_harms_nobody() {
         let claim = worker.claim("mail").unwrap().unwrap();
         assert_eq!(claim.id(), id, "{after}");
         claim.ack().unwrap();
-        assert_eq!(store.doctor().unwrap(), Vec::<String>::new(), "{after}");
+        // The application's own index on relet's table is told, and nothing else is wrong.
+        let mut findings = store.doctor().unwrap();
+        findings.retain(|finding| !finding.contains("app_once"));
+        assert_eq!(findings, Vec::<String>::new(), "{after}");
     };
     goes_on("nothing");
 
