@@ -205,6 +205,8 @@ impl Queue {
     /// # Ok::<(), relet::Error>(())
     /// ```
     ///
+    /// It comes before what was laid down with a [`Ticket`] that nobody has waited for yet.
+    ///
     /// # Errors
     /// As [`Queue::enqueue`]; [`Error::WrongFile`](crate::Error::WrongFile) and
     /// [`Error::NotImmediate`](crate::Error::NotImmediate) for a connection that cannot be joined.

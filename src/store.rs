@@ -319,6 +319,7 @@ impl Store {
     /// As [`Store::settle_deferred`], by the claim itself.
     pub(crate) fn settle_deferred_known(&self, receipt: Receipt, how: Settle, known: Known) -> Result<Ticket<Settled>> {
         let need = check_settle(&how)?;
+        let how = how.shortened();
         self.defer(need, text_bytes(&how), move |tx| sql::settle::settle(tx, receipt, &how, known))
     }
 
@@ -423,15 +424,19 @@ impl Store {
                 };
                 let page = sql::dead::page(tx.conn, queue, after, until, STEP)?;
                 page.into_iter()
-                    .map(|place| Ok((place, item(sql::dead::redrive(tx, place.1))?)))
+                    .map(|(place, is_meant)| {
+                        let outcome = if is_meant { Some(item(sql::dead::redrive(tx, place.1))?) } else { None };
+                        Ok((place, outcome))
+                    })
                     .collect::<Result<Vec<_>>>()
             })?;
             let Some((last, _)) = step.last() else { return Ok(all) };
             after = *last;
             for ((_, id), outcome) in step {
                 match outcome {
-                    Ok(()) => all.redriven.push(MessageId::new(id)),
-                    Err(error) => all.refused.push((MessageId::new(id), error)),
+                    Some(Ok(())) => all.redriven.push(MessageId::new(id)),
+                    Some(Err(error)) => all.refused.push((MessageId::new(id), error)),
+                    None => {}
                 }
             }
         }

@@ -16,6 +16,12 @@ use crate::store::Store;
 /// No thread does it by itself: a program that keeps its tickets and calls nothing keeps its messages in memory. What a
 /// thread lays down and what it calls afterwards take effect in this order.
 ///
+/// That order is the store's own. A call inside the application's own transaction (`enqueue_in`, `ack_in`, `guard`) is part of that
+/// transaction, and comes before whatever lies there then: wait for the tickets first, where their order matters. And while a
+/// thread holds such a transaction, nothing that was laid down can be carried out: a call that finds as many as may lie there waits
+/// for the lock that its own thread has, for the whole busy wait, and every ticket that lies there is told
+/// [`Error::Busy`](crate::Error::Busy).
+///
 /// Until `wait` has returned, nothing is promised: the death of the process may lose what was laid down, always the last of
 /// it. A ticket that is dropped waits, too, and its outcome is forgotten; so, as with a [`Worker`](crate::Worker), do not drop
 /// one while this thread holds a write transaction of its own on the same file.

@@ -140,3 +140,20 @@ fn a_burial_that_was_cut_short_is_taken_up_by_the_next_claim() {
     all_is_anyone_s(&store, &other, 1);
     assert_eq!(number(&conn, "SELECT count(*) FROM relet_ended"), 0);
 }
+
+/// What is looked at before each step is bounded: or the whole would be quadratic, and the lock held ever longer.
+#[test]
+fn one_claim_takes_back_what_many_have_left_void() {
+    let clock = relet::Clock::manual();
+    let store = Store::options().clock(clock.clone()).open_in_memory().unwrap();
+    store.queue("q").enqueue_all((0..20_000).map(|n| format!("{n}"))).unwrap();
+    let (theirs, mine) = (store.worker("theirs").unwrap(), store.worker("mine").unwrap());
+    assert_eq!(theirs.claim_batch("q", 15_000).unwrap().len(), 15_000);
+    assert_eq!(mine.claim_batch("q", 100).unwrap().len(), 100);
+    clock.advance(std::time::Duration::from_secs(3600));
+    // All of them are void by now: one's own come first where they are met, and nothing is lost.
+    let claims = mine.claim_batch("q", 20_000).unwrap();
+    assert_eq!(claims.len(), 20_000);
+    assert_eq!(claims.iter().filter(|claim| claim.crashes() == 1).count(), 15_100);
+    assert_eq!(store.doctor().unwrap(), Vec::<String>::new());
+}

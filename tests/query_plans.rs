@@ -393,7 +393,7 @@ fn a_claim_costs_the_same_whatever_lies_in_the_file() {
         ("sql/look.rs hope SQL", &[(2, now), (3, awake), (5, now)]),
         ("sql/claim.rs at SQL", &[(1, queue), (2, awake)]),
         ("sql/claim.rs at_what_waits SQL", &[(1, queue), (2, now), (3, now)]),
-        ("sql/claim.rs own_void SQL", &[(1, queue), (2, awake), (4, 256)]),
+        ("sql/claim.rs own_void SQL", &[(1, queue), (2, awake), (3, 256)]),
         ("sql/claim.rs own_deferred SQL", &[(1, queue), (2, now), (4, 256)]),
         ("sql/claim.rs promote_due FIND", &[(1, queue), (2, 0), (3, now), (4, 256)]),
         ("sql/claim.rs take_back_void SQL", &[(1, queue), (2, awake), (3, 256)]),

@@ -23,7 +23,7 @@ use crate::sql::dead::By;
 use crate::sql::gates::{self, Passage};
 use crate::sql::lines::{self, Head, Line};
 use crate::sql::record::Large;
-use crate::sql::{Payload, Record, Tx, dead, details, groups, ids, queues, retry_queue, workers};
+use crate::sql::{Payload, Record, Tx, budget, dead, details, groups, ids, queues, retry_queue, workers};
 use crate::state::{Event, Route, Status};
 
 /// Who claims.
@@ -480,10 +480,22 @@ type Own = Option<(Record, Payload, How)>;
 
 /// The worker's own void claim.
 fn own_void(tx: &mut Tx<'_>, queue: i64, who: &Who, cleared: &mut Cleared) -> Result<Own> {
-    const SQL: &str = "SELECT id FROM main.relet_messages INDEXED BY relet_lines
-                        WHERE queue = ?1 AND line = -1 AND place <= ?2 AND worker_id = ?3
-                        ORDER BY place, id LIMIT ?4";
-    first_own(tx, who, cleared, |tx, limit| ids(tx.conn, SQL, params![queue, tx.now.awake, &*who.label, limit]))
+    // Among those that are taken back next, since the index does not know whose they are: to look at all of them before each step
+    // would be quadratic.
+    const SQL: &str = "SELECT id, worker_id FROM main.relet_messages INDEXED BY relet_lines
+                        WHERE queue = ?1 AND line = -1 AND place <= ?2 ORDER BY place, id LIMIT ?3";
+    let label = who.label.clone();
+    first_own(tx, who, cleared, |tx, limit| {
+        let mut statement = tx.conn.prepare_cached(SQL)?;
+        let mut rows = statement.query(params![queue, tx.now.awake, budget::ROWS as i64])?;
+        let mut own = Vec::new();
+        while let Some(row) = rows.next()?.filter(|_| (own.len() as i64) < limit) {
+            if row.get_ref(1)?.as_str() == Ok(&*label) {
+                own.push(row.get(0)?);
+            }
+        }
+        Ok(own)
+    })
 }
 
 /// The worker's own deferred message that is due.
@@ -516,6 +528,8 @@ fn first_own(
                 continue;
             }
             match judge(tx.conn, tx.now, &record, who)? {
+                // It is its own no more: whoever comes takes it back.
+                Ok(How::Claimed) => {}
                 Ok(how) => {
                     let whole = Record::load_for_claim(tx.conn, *id, who.large)?;
                     return Ok(whole.map(|(record, payload)| (record, payload, how)));

@@ -130,21 +130,22 @@ pub(crate) fn redrive(tx: &mut Tx<'_>, id: i64) -> Result<()> {
     groups::settle_turn(tx, record.queue, record.group.as_deref())
 }
 
-/// A page of dead letters that died up to `until`, in the order of their deaths: each one's instant and id, after `after`.
+/// A page of dead letters that died up to `until`, in the order of their deaths: each one's instant and id, after `after`, and whether it
+/// is of `queue` (`None`: of any). Those of other queues are in it, so that a page costs the same however many there are.
 pub(crate) fn page(
     conn: &Connection,
     queue: Option<i64>,
     after: (i64, i64),
     until: i64,
     limit: usize,
-) -> Result<Vec<(i64, i64)>> {
-    const SQL: &str = "SELECT f.finished_at, f.message FROM main.relet_finished f INDEXED BY relet_ends
+) -> Result<Vec<((i64, i64), bool)>> {
+    const SQL: &str = "SELECT f.finished_at, f.message, ?1 IS NULL OR m.queue = ?1
+                         FROM main.relet_finished f INDEXED BY relet_ends
                          CROSS JOIN main.relet_messages m ON m.id = f.message
                         WHERE f.status = 'dead' AND (f.finished_at, f.message) > (?2, ?3) AND f.finished_at <= ?4
-                          AND (?1 IS NULL OR m.queue = ?1)
                         ORDER BY f.finished_at, f.message LIMIT ?5";
     let mut statement = conn.prepare_cached(SQL)?;
-    let read = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?));
+    let read = |row: &rusqlite::Row<'_>| Ok(((row.get(0)?, row.get(1)?), row.get(2)?));
     let rows = statement.query_map(params![queue, after.0, after.1, until, limit as i64], read)?;
     Ok(rows.collect::<rusqlite::Result<_>>()?)
 }

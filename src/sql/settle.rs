@@ -75,6 +75,18 @@ pub enum Settle {
     },
 }
 
+impl Settle {
+    /// What it says, as far as it is kept: an operation that is laid down holds no more than that.
+    pub(crate) fn shortened(self) -> Settle {
+        match self {
+            Settle::Fail { error, retry_in } => Settle::Fail { error: cut(&error), retry_in },
+            Settle::Reject { error } => Settle::Reject { error: cut(&error) },
+            Settle::Defer { delay, reason } => Settle::Defer { delay, reason: cut(&reason) },
+            other => other,
+        }
+    }
+}
+
 /// What a settle came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Settled {
