@@ -23,7 +23,7 @@
 -- What is true of the whole store, a row each.
 CREATE TABLE relet_meta (
   key   TEXT PRIMARY KEY NOT NULL,
-  value ANY                          -- schema_version, store_id, file, owned, epoch, boot_id, boot_mark, clock_base, clock_skew, seen_at, seen_awake, incarnation, touched, reserve, file_max
+  value ANY                          -- schema_version, store_id, file, owned, epoch, boot_id, boot_mark, clock_base, clock_skew, clock_ahead, clock_sure, opening, epoch_floor, seen_at, seen_awake, incarnation, touched, reserve, file_max
 ) STRICT, WITHOUT ROWID;
 
 -- One row a queue, made by its first enqueue; never deleted, so that an id means the same queue for ever.

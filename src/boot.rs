@@ -53,15 +53,15 @@ enum Verdict {
 impl Boot {
     /// What the file says; `None` where nothing was noted yet.
     pub(crate) fn load(conn: &Connection, clock: &Clock) -> Result<Option<Boot>> {
-        let meta::Clocks { epoch: Some(epoch), floor, boot_id, boot_mark, base, skew, sure, seen } =
+        let meta::Clocks { epoch: Some(epoch), floor, boot_id, boot_mark, base, skew, ahead, sure, seen } =
             meta::clocks(conn)?
         else {
             return Ok(None);
         };
         let id = boot_id.map(Arc::from);
         let timeline = match base {
-            Some(base) => Timeline { base, skew },
-            None => Timeline::begin(clock.read(), seen.0, skew), // It was lost.
+            Some(base) => Timeline { base, skew, ahead },
+            None => Timeline::begin(clock.read(), seen.0, Timeline { base: 0, skew, ahead }), // It was lost.
         };
         Ok(Some(Boot { id, epoch, mark: boot_mark, timeline, floor, sure, seen }))
     }
@@ -81,8 +81,8 @@ impl Boot {
         let boot = match (before, verdict) {
             (Some(before), Verdict::Same) => Boot { timeline: before.timeline.follow(reading), ..before },
             (before, _) => {
-                let (epoch, seen, skew) =
-                    before.as_ref().map_or((0, 0, 0), |boot| (boot.epoch, boot.seen.0, boot.timeline.skew));
+                let (epoch, seen, timeline) =
+                    before.as_ref().map(|boot| (boot.epoch, boot.seen.0, boot.timeline)).unwrap_or_default();
                 let floor = before.as_ref().map_or(0, |boot| boot.floor);
                 let boot = Boot {
                     floor,
@@ -90,7 +90,7 @@ impl Boot {
                     id: clock.boot(),
                     epoch: epoch + 1,
                     mark: counters::last_id(conn)?,
-                    timeline: Timeline::begin(reading, seen, skew),
+                    timeline: Timeline::begin(reading, seen, timeline),
                     seen: (0, 0),
                 };
                 meta::set(conn, "epoch", boot.epoch)?;
@@ -117,6 +117,7 @@ impl Boot {
         let seen = (timeline.now(reading).time, reading.awake);
         meta::set(conn, "clock_base", timeline.base)?;
         meta::set(conn, "clock_skew", timeline.skew)?;
+        meta::set(conn, "clock_ahead", timeline.ahead)?;
         meta::set(conn, "seen_at", seen.0)?;
         meta::set(conn, "seen_awake", seen.1)?;
         Ok(Boot { timeline, seen, ..self })
@@ -160,7 +161,7 @@ impl Boot {
         let reading = clock.read();
         Ok(match self.verdict(clock, reading, others)? {
             Verdict::Restarted => {
-                let timeline = Timeline::begin(reading, self.seen.0, self.timeline.skew);
+                let timeline = Timeline::begin(reading, self.seen.0, self.timeline);
                 Now { awake: i64::MAX, ..timeline.now(reading) }
             }
             _ => self.timeline.now(reading),

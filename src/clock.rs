@@ -40,6 +40,8 @@ pub(crate) struct Timeline {
     pub(crate) base: i64,
     /// What the wall clock is more than the store's time: nothing, until somebody sets the clock.
     pub(crate) skew: i64,
+    /// The most that this has ever been. (A clock that is behind for a while and comes right again is no time that has passed.)
+    pub(crate) ahead: i64,
 }
 
 /// The wall clock counts as set when it differs by so much from what it should be.
@@ -47,16 +49,16 @@ const SET_MS: i64 = 1_000;
 
 impl Timeline {
     /// In a boot that has just begun, or may have: the store's time goes on from where it was `seen` last, or from what the wall
-    /// clock says if that is later. That the wall clock was behind then is not taken for time that has passed: it may have come right.
-    pub(crate) fn begin(reading: Reading, seen: i64, skew: i64) -> Timeline {
-        let time = reading.wall.saturating_sub(skew.max(0)).clamp(seen.max(0), INSTANT_MAX.max(seen));
-        Timeline { base: time - reading.up, skew }.follow(reading)
+    /// clock says if that is later: less as much as the wall clock has ever been ahead of it.
+    pub(crate) fn begin(reading: Reading, seen: i64, before: Timeline) -> Timeline {
+        let time = reading.wall.saturating_sub(before.ahead.max(0)).clamp(seen.max(0), INSTANT_MAX.max(seen));
+        Timeline { base: time - reading.up, ..before }.follow(reading)
     }
 
     /// The same, once somebody has set the wall clock.
     pub(crate) fn follow(self, reading: Reading) -> Timeline {
         let skew = reading.wall.saturating_sub(self.time(reading));
-        if (skew - self.skew).abs() < SET_MS { self } else { Timeline { skew, ..self } }
+        if (skew - self.skew).abs() < SET_MS { self } else { Timeline { skew, ahead: self.ahead.max(skew), ..self } }
     }
 
     fn time(self, reading: Reading) -> i64 {
@@ -366,7 +368,7 @@ mod tests {
     #[test]
     fn the_stores_time_goes_on_with_the_machine_whatever_the_wall_clock_does() {
         let reading = |wall, up| Reading { wall, up, awake: up };
-        let line = Timeline::begin(reading(NOON, 5_000), 0, 0);
+        let line = Timeline::begin(reading(NOON, 5_000), 0, Timeline::default());
         assert_eq!(line.now(reading(NOON, 5_000)).time, NOON);
         for wall in [0, NOON, NOON - 86_400_000, INSTANT_MAX, NOON + 1_000] {
             let now = line.now(reading(wall, 6_000));
@@ -379,10 +381,12 @@ mod tests {
     #[test]
     fn after_a_boot_it_goes_on_from_where_it_was_or_from_the_wall_clock_if_that_is_later() {
         let boot = Reading { wall: NOON, up: 100, awake: 100 };
-        assert_eq!(Timeline::begin(boot, NOON - 5, 0).now(boot).time, NOON);
-        assert_eq!(Timeline::begin(boot, NOON + 5, 0).now(boot).time, NOON + 5);
-        assert_eq!(Timeline::begin(Reading { wall: 0, ..boot }, NOON, 0).now(boot).time, NOON, "no battery");
-        // The clock was set ahead by an hour in the boot before: that hour has not passed.
-        assert_eq!(Timeline::begin(boot, NOON - 4_000_000, 3_600_000).now(boot).time, NOON - 3_600_000);
+        let none = Timeline::default();
+        assert_eq!(Timeline::begin(boot, NOON - 5, none).now(boot).time, NOON);
+        assert_eq!(Timeline::begin(boot, NOON + 5, none).now(boot).time, NOON + 5);
+        assert_eq!(Timeline::begin(Reading { wall: 0, ..boot }, NOON, none).now(boot).time, NOON, "no battery");
+        // The clock was set ahead by an hour in the boot before, and set back by years since: neither has passed.
+        let ahead = Timeline { skew: -i64::from(u32::MAX) * 100, ahead: 3_600_000, ..none };
+        assert_eq!(Timeline::begin(boot, NOON - 4_000_000, ahead).now(boot).time, NOON - 3_600_000);
     }
 }

@@ -80,7 +80,8 @@ impl Options {
     fn now(&self, conn: &Connection) -> Result<Now> {
         let boot = Boot::load(conn, &self.clock)?;
         let reading = self.clock.read();
-        let timeline = boot.as_ref().map_or_else(|| Timeline::begin(reading, 0, 0), |boot| boot.timeline);
+        let timeline =
+            boot.as_ref().map_or_else(|| Timeline::begin(reading, 0, Timeline::default()), |boot| boot.timeline);
         let now = timeline.now(reading);
         // Only in the boot that the store knows are the ends of its leases instants of this clock.
         let known = boot.is_some_and(|boot| boot.id.is_some() && boot.id == self.clock.boot());

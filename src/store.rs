@@ -576,7 +576,7 @@ impl Store {
                 // Then the ends of leases are no instants of this clock.
                 _ => {
                     let reading = clock.read();
-                    Now { awake: i64::MAX, ..Timeline::begin(reading, 0, 0).now(reading) }
+                    Now { awake: i64::MAX, ..Timeline::begin(reading, 0, Timeline::default()).now(reading) }
                 }
             };
             sql::doctor::examine(&transaction, now)
@@ -778,7 +778,9 @@ impl Store {
     /// The store's time; where that cannot be read, what the wall clock says.
     pub(crate) fn now(&self) -> Now {
         let reading = self.inner.options.clock.read();
-        let now = self.read(|_, now| Ok(now)).unwrap_or_else(|_| Timeline::begin(reading, 0, 0).now(reading));
+        let now = self
+            .read(|_, now| Ok(now))
+            .unwrap_or_else(|_| Timeline::begin(reading, 0, Timeline::default()).now(reading));
         Now { awake: reading.awake, ..now }
     }
 

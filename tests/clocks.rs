@@ -17,7 +17,9 @@ fn ms(span: Duration) -> i64 {
 }
 
 /// The clock as it is wrong: a board without a battery, a hand on the clock, a time server that errs; and how it comes right again.
-fn wrong_clocks() -> [(&'static str, fn(&Clock)); 5] {
+type Wrong = (&'static str, fn(&Clock));
+
+fn wrong_clocks() -> [Wrong; 5] {
     [
         ("1970", |clock| clock.set_wall_by(-clock.wall_ms())),
         ("a day back", |clock| clock.set_wall_by(-ms(DAY))),
@@ -156,6 +158,25 @@ fn what_is_shown_follows_the_clock_that_was_set() {
         assert_eq!((row.enqueued_at, row.due_at, row.expires_at), expected);
         store.queue("q").resume().unwrap();
     }
+}
+
+/// A wall clock that was years behind in one boot and is right in the next: no years have passed.
+#[test]
+fn a_clock_that_comes_right_over_a_boot_is_no_time_that_has_passed() {
+    let Bench { store, clock } = &Bench::new();
+    let bench = Bench { store: store.clone(), clock: clock.clone() };
+    clock.set_wall_by(1_800_000_000_000 - clock.wall_ms());
+    store.queue("q").enqueue(Message::new("lives").delay(30 * DAY).ttl(365 * DAY)).unwrap();
+    clock.reboot();
+    clock.set_wall_by(-ms(20 * 365 * DAY));
+    store.queue("q").resume().unwrap(); // it is noted
+    clock.set_wall_by(ms(20 * 365 * DAY)); // and this is not
+    clock.reboot();
+    store.prune().unwrap();
+    assert_eq!(bench.ready(), [""; 0]);
+    clock.advance(31 * DAY);
+    assert_eq!(bench.ready(), ["lives"]);
+    sound(store);
 }
 
 /// After a restart of the machine the store's time goes on, and not back, whatever the clock says then.

@@ -6,7 +6,7 @@
 mod support;
 
 use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 
 use relet::{Filter, Snapshot, Status, Store};
@@ -342,7 +342,7 @@ fn a_running_process_learns_that_its_claims_were_voided() {
     let detached = store.detached("d").unwrap();
     let (claim, theirs) = (worker.claim("q").unwrap().unwrap(), detached.claim("q").unwrap().unwrap());
     assert_eq!(claim.receipt().epoch(), 1);
-    std::fs::remove_dir_all(support::beside(&Path::new(&place.db()).to_owned(), "-relet-workers")).unwrap();
+    std::fs::remove_dir_all(support::beside(&place.db(), "-relet-workers")).unwrap();
     as_if_restarted(&place);
     place.ok(Some(ANOTHER_ID), "enqueue q three");
     assert!(claim.extend(std::time::Duration::from_secs(60)).is_err());

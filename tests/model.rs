@@ -65,6 +65,8 @@ struct Model {
     time: i64,
     /// By how much the wall clock was set since.
     jumped: i64,
+    /// The most that this has ever been.
+    ahead: i64,
     awake: i64,
     epoch: i64,
     /// The present incarnation of each label; odd and even mean nothing, only equality does.
@@ -443,6 +445,7 @@ impl Run {
             paused_until: [0; 2],
             time: clock.wall_ms(),
             jumped: 0,
+            ahead: 0,
             awake: 0,
             epoch: 1,
             incarnations: [1, 1],
@@ -729,6 +732,7 @@ impl Run {
     fn set_wall_by(&mut self, ms: i64) {
         self.clock.set_wall_by(ms);
         self.model.jumped += ms;
+        self.model.ahead = self.model.ahead.max(self.model.jumped);
         self.store.queue("q").resume().unwrap(); // whatever is written next notes it
     }
 
@@ -747,8 +751,8 @@ impl Run {
     fn reboot(&mut self) {
         self.log.push("the machine restarts".into());
         // A wall clock that is behind then is the subject of `clocks`.
-        if self.model.jumped < 0 {
-            self.set_wall_by(-self.model.jumped);
+        if self.model.jumped < self.model.ahead {
+            self.set_wall_by(self.model.ahead - self.model.jumped);
         }
         self.clock.reboot();
         self.model.epoch += 1;

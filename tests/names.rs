@@ -190,6 +190,71 @@ fn a_copied_file_is_another_store() {
     theirs.ack().unwrap();
 }
 
+/// The commonest way to restore: a copy is written into the file, whose inode stays the same.
+#[test]
+fn a_file_that_was_restored_in_place_issues_no_receipt_again() {
+    let dir = Dir::new("names");
+    let path = made(&dir);
+    let backup = std::fs::read(&path).unwrap();
+    let mut witness = [0; 64];
+    if rustix::fs::getxattr(&path, "user.relet.opening", &mut witness[..]).is_err() {
+        eprintln!("skipped: this file system has no extended attributes");
+        return;
+    }
+    let ada = open(&path).unwrap().worker("ada").unwrap().claim("mail").unwrap().unwrap().receipt();
+    std::fs::write(&path, &backup).unwrap();
+    let store = open(&path).unwrap();
+    let bob = store.worker("bob").unwrap().claim("mail").unwrap().unwrap();
+    assert_ne!(ada, bob.receipt());
+    assert!(store.ack(ada).is_err());
+    bob.ack().unwrap();
+    assert_eq!(store.doctor().unwrap(), Vec::<String>::new());
+}
+
+/// What the original has issued may be settled there; here it is worth nothing, and its message is anyone's.
+#[test]
+fn a_receipt_of_the_original_is_worth_nothing_in_a_copy() {
+    for by_backup in [false, true] {
+        let dir = Dir::new("names");
+        let path = made(&dir);
+        let copy = dir.join("copy.db");
+        let receipt = {
+            let store = open(&path).unwrap();
+            let receipt = store.detached("ada").unwrap().claim("mail").unwrap().unwrap().receipt();
+            if by_backup {
+                store.backup(&copy).unwrap();
+            }
+            receipt
+        };
+        if !by_backup {
+            std::fs::copy(&path, &copy).unwrap();
+        }
+        let copied = open(&copy).unwrap();
+        assert!(matches!(copied.ack(receipt), Err(Error::Stale { .. })), "{by_backup}");
+        copied.worker("bob").unwrap().claim("mail").unwrap().expect("it is anyone's").ack().unwrap();
+        assert!(open(&path).unwrap().ack(receipt).is_ok());
+    }
+}
+
+/// The path of a connection may lead to the store, and what it has open may be the file that was there before.
+#[test]
+fn a_transaction_on_the_file_that_was_there_before_is_not_one_on_the_store() {
+    let dir = Dir::new("names");
+    let path = made(&dir);
+    let mut before = plain(&path);
+    number(&before, "SELECT count(*) FROM relet_messages");
+    {
+        let store = open(&path).unwrap();
+        assert!(store.checkpoint().unwrap());
+        std::fs::copy(&path, dir.join("new.db")).unwrap();
+        std::fs::rename(dir.join("new.db"), &path).unwrap();
+        assert!(matches!(store.queue("mail").enqueue("x"), Err(Error::FileReplaced { .. })));
+    }
+    let store = open(&path).unwrap();
+    let tx = before.transaction_with_behavior(TransactionBehavior::Immediate).unwrap();
+    assert!(matches!(store.queue("mail").enqueue_in(&tx, "astray"), Err(Error::WrongFile { .. })));
+}
+
 /// The command line, as another process.
 fn relet(db: &Path, args: &str, input: &str) {
     let mut child = Command::new(env!("CARGO_BIN_EXE_relet"))

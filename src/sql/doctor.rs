@@ -128,7 +128,7 @@ fn objects(conn: &Connection) -> Result<BTreeMap<String, (String, String)>> {
 pub(crate) type Fits = fn(&Value) -> bool;
 
 /// The keys of relet_meta, whether every store has them, and what their values may be.
-pub(crate) const META: [(&str, bool, Fits); 18] = [
+pub(crate) const META: [(&str, bool, Fits); 19] = [
     ("schema_version", true, |value| *value == Value::Integer(SCHEMA_VERSION)),
     ("store_id", true, |value| matches!(value, Value::Text(id) if !id.is_empty())),
     ("epoch", true, |value| matches!(value, Value::Integer(0..))),
@@ -142,6 +142,7 @@ pub(crate) const META: [(&str, bool, Fits); 18] = [
     ("epoch_floor", false, |value| matches!(value, Value::Integer(0..))),
     ("clock_base", false, |value| matches!(value, Value::Integer(_))),
     ("clock_skew", false, |value| matches!(value, Value::Integer(_))),
+    ("clock_ahead", false, |value| matches!(value, Value::Integer(_))),
     ("clock_sure", false, |value| matches!(value, Value::Integer(0..=1))),
     ("seen_at", false, |value| matches!(value, Value::Integer(0..=INSTANT_MAX))),
     ("seen_awake", false, |value| matches!(value, Value::Integer(0..=INSTANT_MAX))),

@@ -28,6 +28,7 @@ pub(crate) struct Clocks {
     pub(crate) boot_mark: i64,
     pub(crate) base: Option<i64>,
     pub(crate) skew: i64,
+    pub(crate) ahead: i64,
     pub(crate) sure: bool,
     /// The store's time, and how long the machine had been awake, when that was last noted.
     pub(crate) seen: (i64, i64),
@@ -49,6 +50,7 @@ pub(crate) fn clocks(conn: &Connection) -> Result<Clocks> {
             "boot_id" => clocks.boot_id = row.get_ref(1)?.as_str().ok().map(str::to_owned),
             "boot_mark" => clocks.boot_mark = number(row)?.unwrap_or(i64::MAX),
             "clock_base" => clocks.base = number(row)?,
+            "clock_ahead" => clocks.ahead = number(row)?.unwrap_or(0),
             "clock_skew" => clocks.skew = number(row)?.unwrap_or(0),
             "seen_at" => clocks.seen.0 = number(row)?.unwrap_or(0),
             "seen_awake" => clocks.seen.1 = number(row)?.unwrap_or(0),
