@@ -160,7 +160,9 @@ fn dead(store: &Store, conn: &Connection) {
 
 fn rebooted(_: &Store, conn: &Connection) {
     held(conn, "1000000000000");
+    // Another boot, whose clocks have begun again.
     conn.execute("UPDATE relet_meta SET value = 'another' WHERE key = 'boot_id'", []).unwrap();
+    conn.execute("UPDATE relet_meta SET value = value + 1000000000000 WHERE key = 'seen_awake'", []).unwrap();
 }
 
 /// So many threads claim one message each.
