@@ -273,7 +273,8 @@ fn lay_out(
         meta::set(&conn, "opening", &*opening)?;
         join()?;
         if let Some(path) = path {
-            files::set_witness(path, &opening);
+            files::set_note(path, files::OPENING, &opening);
+            files::tie_log(path);
         }
         meta::touch(&conn)?;
         let store_id = meta::need(&conn, "store_id")?;
@@ -305,7 +306,7 @@ fn is_a_copy(conn: &Connection, path: Option<&Path>, identity: Option<Identity>)
         return Ok(true);
     }
     let opening: Option<String> = meta::get(conn, "opening")?;
-    let witness = path.and_then(files::witness);
+    let witness = path.and_then(|path| files::note(path, files::OPENING));
     Ok(witness.is_some() && opening.is_some() && witness != opening)
 }
 

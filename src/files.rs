@@ -14,6 +14,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::error::{Error, Result};
+use crate::random;
 
 /// The device and inode of a file: whether a path still leads to it.
 pub(crate) type Identity = (u64, u64);
@@ -107,7 +108,26 @@ pub(crate) fn check(path: &Path) -> Result<()> {
             _ => {}
         }
     }
+    let log = beside(path, "-wal");
+    let tie = note(&log, TIE);
+    if tie.is_some() && tie != note(path, TIE) {
+        let detail = "it is the log of another file, which had this name before: that file was replaced while a process had it open, \
+                      or after one was killed. End the processes that have it open; then remove this log and the -shm beside it, \
+                      if what was committed to the other file last is not wanted any more, or else put that file back";
+        return Err(Error::Open { path: log, detail: detail.into() });
+    }
     Ok(())
+}
+
+/// Says of a database's log whose it is, so that it is not taken for that of another file which gets the name: SQLite would write the
+/// pages of one file into the other. For whoever has the file locked.
+pub(crate) fn tie_log(path: &Path) {
+    let tie = note(path, TIE).unwrap_or_else(|| {
+        let tie = random::name();
+        set_note(path, TIE, &tie);
+        tie
+    });
+    set_note(&beside(path, "-wal"), TIE, &tie);
 }
 
 /// What a file is, if it is not a plain one.
@@ -187,35 +207,36 @@ pub(crate) fn identity(_: &Path) -> Option<Identity> {
     Some((0, 0))
 }
 
-/// The name of an extended attribute that says of a file which opening of the store was its last one. The contents say it, too; if the two
+/// A note on a file, in an extended attribute, that says which opening of the store was its last one. The contents say it, too; if the two
 /// differ, the contents are others: somebody has copied a backup into the file.
-#[cfg(any(target_os = "linux", target_os = "android"))]
-const WITNESS: &str = "user.relet.opening";
+pub(crate) const OPENING: &str = "user.relet.opening";
+/// A note that is the same on a database and on its log.
+const TIE: &str = "user.relet.tie";
 
-/// What the attribute says; `None` where it was not set, or the file system has none.
+/// What a note says; `None` where there is none, or the file system has none.
 #[cfg(any(target_os = "linux", target_os = "android"))]
-pub(crate) fn witness(path: &Path) -> Option<String> {
+pub(crate) fn note(path: &Path, name: &str) -> Option<String> {
     let mut value = [0; 64];
-    let size = rustix::fs::getxattr(path, WITNESS, &mut value[..]).ok()?;
+    let size = rustix::fs::getxattr(path, name, &mut value[..]).ok()?;
     String::from_utf8(value.get(..size)?.to_vec()).ok()
 }
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
-pub(crate) fn set_witness(path: &Path, opening: &str) {
-    let set = rustix::fs::setxattr(path, WITNESS, opening.as_bytes(), rustix::fs::XattrFlags::empty());
+pub(crate) fn set_note(path: &Path, name: &str, value: &str) {
+    let set = rustix::fs::setxattr(path, name, value.as_bytes(), rustix::fs::XattrFlags::empty());
     if set.is_err() {
         // An old one would be taken for a sign.
-        let _ = rustix::fs::removexattr(path, WITNESS);
+        let _ = rustix::fs::removexattr(path, name);
     }
 }
 
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
-pub(crate) fn witness(_: &Path) -> Option<String> {
+pub(crate) fn note(_: &Path, _: &str) -> Option<String> {
     None
 }
 
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
-pub(crate) fn set_witness(_: &Path, _: &str) {}
+pub(crate) fn set_note(_: &Path, _: &str, _: &str) {}
 
 /// The files that this process has open. A child that is forked has a copy of it, in which they stand for ever.
 static OPEN: Mutex<BTreeMap<Identity, OpenFile>> = Mutex::new(BTreeMap::new());

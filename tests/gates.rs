@@ -672,6 +672,34 @@ fn what_was_deferred_passes_no_gate_beside_a_void_claim() {
     sound(&store);
 }
 
+/// Claims that ended with their leases, in a queue that nobody serves, are not stepped over at each claim through the same gate.
+#[test]
+fn what_nobody_takes_back_does_not_lie_in_a_gate_for_ever() {
+    const LEFT: u32 = 2_500;
+    let (store, clock) = memory();
+    for (queue, count) in [("left", LEFT), ("served", 3)] {
+        store.queue(queue).enqueue_all((0..count).map(|_| Message::new("x").gate("g"))).unwrap();
+    }
+    let gone = store.worker("gone").unwrap().claim_batch("left", LEFT as usize).unwrap();
+    assert_eq!(gone.len(), LEFT as usize);
+    clock.advance(2 * gone[0].lease());
+    let worker = store.worker("w").unwrap();
+    let left = |status| store.stats().unwrap().queues.iter().find(|queue| queue.queue == "left").unwrap().count(status);
+    // Without a limit nothing is counted.
+    let first = next(&worker, "served");
+    assert_eq!(left(Status::Processing), u64::from(LEFT));
+    store.gate("g").limit(GateLimits::new().concurrency(2)).unwrap();
+    let second = next(&worker, "served");
+    assert!(worker.claim("served").unwrap().is_none());
+    assert_eq!(left(Status::Pending), u64::from(LEFT));
+    assert_eq!(view(&store, "g").held, 2);
+    assert_eq!(store.why(gone[0].id()).unwrap(), Some(Why::Gated { gate: "g".into(), until: None }));
+    first.ack().unwrap();
+    next(&worker, "served").ack().unwrap();
+    second.ack().unwrap();
+    sound(&store);
+}
+
 #[test]
 fn slots_are_counted_over_queues_and_stores_and_batches() {
     let dir = Dir::new("slots");

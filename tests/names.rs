@@ -250,9 +250,14 @@ fn a_transaction_on_the_file_that_was_there_before_is_not_one_on_the_store() {
         std::fs::rename(dir.join("new.db"), &path).unwrap();
         assert!(matches!(store.queue("mail").enqueue("x"), Err(Error::FileReplaced { .. })));
     }
+    // Its log lies there still, and is in use: the pages of one file would be written into the other.
+    refused(&path, "log of another file");
+    std::fs::remove_file(beside(&path, "-wal")).unwrap();
+    std::fs::remove_file(beside(&path, "-shm")).unwrap();
     let store = open(&path).unwrap();
     let tx = before.transaction_with_behavior(TransactionBehavior::Immediate).unwrap();
-    assert!(matches!(store.queue("mail").enqueue_in(&tx, "astray"), Err(Error::WrongFile { .. })));
+    let told = store.queue("mail").enqueue_in(&tx, "astray");
+    assert!(matches!(told, Err(Error::WrongFile { .. })), "{told:?}");
 }
 
 /// The command line, as another process.

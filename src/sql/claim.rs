@@ -263,6 +263,9 @@ fn next(tx: &mut Tx<'_>, queue: &str, who: &Who, wanted: usize) -> Result<Next> 
                 cleared.add(take_back_abandoned(tx, look.queue)?);
             }
         }
+        if look.gated && !look.paused && own.is_none() && !cleared.cut {
+            cleared.add(take_back_passed(tx, look.queue)?);
+        }
         // What is left of the way is for the next transaction: nothing is handed out past it.
         if cleared.cut {
             next.again = true;
@@ -586,6 +589,26 @@ fn take_back_void(tx: &mut Tx<'_>, queue: i64) -> Result<Cleared> {
         |tx, limit| ids(tx.conn, SQL, params![queue, tx.now.awake, limit]),
         |tx, id| take_back_id(tx, queue, id),
     )
+}
+
+/// Takes back void claims of other queues that have passed a gate which this queue's messages wait behind: to count those that hold
+/// would be to step over them, at each claim.
+fn take_back_passed(tx: &mut Tx<'_>, queue: i64) -> Result<Cleared> {
+    let mut cleared = Cleared::default();
+    let mut gates: Vec<i64> = lines::gated(tx.conn, queue)?.into_iter().filter_map(|line| line.gate).collect();
+    gates.dedup();
+    for gate in gates {
+        if cleared.cut {
+            break;
+        }
+        let over = |tx: &Tx<'_>, limit| gates::over(tx.conn, gate, tx.now, limit);
+        cleared.add(Cleared::all(tx, over, |tx, id| match Record::load(tx.conn, id)? {
+            Some(record) if record.is_held() => take_back(tx, &record).map(drop),
+            // Only a claim that holds has passed.
+            _ => gates::forget(tx.conn, gate, id),
+        })?);
+    }
+    Ok(cleared)
 }
 
 /// Takes back deferred messages whose worker has not come for them.

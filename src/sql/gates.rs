@@ -11,7 +11,7 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use crate::clock::Now;
 use crate::error::Result;
-use crate::sql::{Record, Tx, lines};
+use crate::sql::{Record, Tx, ids, lines};
 use crate::view::{GATE_WAITING_MAX, GateView};
 
 /// Claims that may pass at a time when a gate opens again; each ack adds one, until there are [`WINDOW_MAX`].
@@ -153,6 +153,24 @@ fn held(conn: &Connection, gate: i64, now: Now, since: i64, most: i64) -> Result
     Ok(conn.prepare_cached(SQL)?.query_row(params![gate, now.awake, since, most], |row| row.get(0))?)
 }
 
+/// Claims that have passed this gate and are over, and have not been taken back: of a queue that nobody serves, say. Only where
+/// there are so many that it takes longer to count those that hold; up to `limit`.
+pub(crate) fn over(conn: &Connection, gate: i64, now: Now, limit: i64) -> Result<Vec<i64>> {
+    const MANY: &str = "SELECT EXISTS (SELECT 1 FROM main.relet_passed WHERE gate = ?1 LIMIT 1 OFFSET ?2)";
+    const SQL: &str = "SELECT message FROM (
+                         SELECT p.message, m.line = -1 AND m.place > ?2 AS holds
+                           FROM main.relet_passed p CROSS JOIN main.relet_messages m ON m.id = p.message
+                          WHERE p.gate = ?1 LIMIT ?3)
+                        WHERE holds IS NOT 1 LIMIT ?4";
+    let Some(row) = find(conn, gate)? else { return Ok(Vec::new()) };
+    let Some(most) = row.slots.into_iter().chain(row.window).min() else { return Ok(Vec::new()) };
+    // Where as many as may pass hold among the first of them, there is no more to count.
+    if !conn.prepare_cached(MANY)?.query_row([gate, most], |row| row.get(0))? {
+        return Ok(Vec::new());
+    }
+    ids(conn, SQL, params![gate, now.awake, most.saturating_add(limit), limit])
+}
+
 /// A message passes: its rate is charged for it, and it counts as long as its lease runs.
 pub(crate) fn pass(tx: &Tx<'_>, gate: i64, message: i64) -> Result<()> {
     const PASSED: &str = "INSERT OR IGNORE INTO main.relet_passed (gate, message) VALUES (?1, ?2)";
@@ -168,10 +186,13 @@ pub(crate) fn pass(tx: &Tx<'_>, gate: i64, message: i64) -> Result<()> {
 
 /// The claim of what has passed has ended.
 pub(crate) fn leave(conn: &Connection, record: &Record) -> Result<()> {
+    record.gate.map_or(Ok(()), |gate| forget(conn, gate, record.id))
+}
+
+/// Nothing of this message has passed this gate.
+pub(crate) fn forget(conn: &Connection, gate: i64, message: i64) -> Result<()> {
     const SQL: &str = "DELETE FROM main.relet_passed WHERE gate = ?1 AND message = ?2";
-    if let Some(gate) = record.gate {
-        conn.prepare_cached(SQL)?.execute([gate, record.id])?;
-    }
+    conn.prepare_cached(SQL)?.execute([gate, message])?;
     Ok(())
 }
 
@@ -265,8 +286,9 @@ pub(crate) fn next_opening(conn: &Connection, queue: i64, now: Now) -> Result<Op
 /// Every gate, by name.
 pub(crate) fn all(conn: &Connection, now: Now) -> Result<Vec<GateView>> {
     const SQL: &str = "SELECT closed_until, slots, rate, period_ms, burst, full_at, window, name,
-        (SELECT count(*) FROM main.relet_passed p CROSS JOIN main.relet_messages m ON m.id = p.message
-          WHERE p.gate = g.id AND m.line = -1 AND m.place > ?1),
+        (SELECT count(*) FROM (
+           SELECT 1 FROM main.relet_passed p CROSS JOIN main.relet_messages m ON m.id = p.message
+            WHERE p.gate = g.id AND m.line = -1 AND m.place > ?1 LIMIT ?2)),
         (SELECT ifnull(sum((SELECT count(*) FROM (
            SELECT 1 FROM main.relet_messages m INDEXED BY relet_lines
             WHERE m.queue = q.id AND m.line >= 4 * g.id AND m.line < 4 * g.id + 4 LIMIT ?2))), 0) FROM main.relet_queues q)
