@@ -239,7 +239,7 @@ pub struct GateView {
     pub burst: Option<u32>,
     /// It was closed, and opens slowly: at most so many claims at a time for now.
     pub slow_start: Option<u32>,
-    /// Claims that have passed it and hold.
+    /// Claims that have passed it and hold, up to [`GATE_WAITING_MAX`].
     pub held: u64,
     /// Messages that wait for nothing but this gate and a worker. They are counted one by one, up to [`GATE_WAITING_MAX`] of
     /// each queue.

@@ -158,6 +158,25 @@ fn a_list_comes_in_pages_and_every_filter_holds() {
     sound(&store);
 }
 
+/// Where many are finished their pages are found in another way than where few are.
+#[test]
+fn a_list_of_many_finished_messages_is_the_same_list() {
+    const MANY: i64 = 40_004;
+    let (store, _) = memory_with(Store::options().retention(HOUR));
+    for name in ["a", "b"] {
+        store.queue(name).enqueue_all((0..MANY / 2).map(|_| "x")).unwrap();
+    }
+    let cancelled = |id: &i64| id % 2 == 0 || *id > MANY - 10;
+    let ids = (1..=MANY).filter(cancelled).map(MessageId::new);
+    assert!(store.cancel_all(ids).unwrap().iter().all(Result::is_ok));
+    let filter = Filter::new().limit(PAGE_MAX);
+    let found = |filter: Filter| all(&store, filter).iter().map(|one| one.id.get()).collect::<Vec<_>>();
+    let expected: Vec<i64> = (1..=MANY).filter(cancelled).collect();
+    assert_eq!(found(filter.clone().status(Status::Cancelled)), expected);
+    let of_b = expected.into_iter().filter(|id| *id > MANY / 2).collect::<Vec<_>>();
+    assert_eq!(found(filter.queue("b").status(Status::Cancelled)), of_b);
+}
+
 #[test]
 fn a_message_shows_all_that_is_known_of_it() {
     let (store, clock) = memory();

@@ -51,7 +51,7 @@ const HOT: [&str; 16] = [
 ];
 
 /// Statements that read a whole index or table, and why they may.
-const SCANS: [(&str, &str); 25] = [
+const SCANS: [(&str, &str); 26] = [
     ("sql/meta.rs clocks SQL", "a dozen rows, in one page"),
     ("sql/repair.rs", "reads everything, and says so"),
     ("sql/checks.rs", "reads everything, and says so"),
@@ -62,6 +62,10 @@ const SCANS: [(&str, &str); 25] = [
     ("sql/look.rs deaths SQL", "the names of the queues, where these are few"),
     ("sql/look.rs stuck SQL", "only what is held or deferred: not what waits, not what is finished"),
     ("sql/gates.rs held SQL", "its own list of what has passed a gate and holds, no longer than the gate's limit"),
+    (
+        "sql/gates.rs over SQL",
+        "its own list of what has passed a gate, no longer than its limit and what may be taken back",
+    ),
     ("sql/gates.rs empty_all SQL", "after a restart of the machine: only the gates"),
     ("sql/gates.rs all SQL", "one row for each gate and queue"),
     ("sql/counters.rs of HELD", "only what is held"),
