@@ -500,7 +500,8 @@ impl Store {
         self.writer()?.checkpoint()
     }
 
-    /// Counters, ages and sizes; costs the same at ten messages and at ten million.
+    /// Counters, ages and sizes; costs the same at ten messages and at ten million that wait or are finished. What is held is
+    /// counted one by one.
     ///
     /// # Errors
     /// [`Error::Pool`] where no reader became free, [`Error::FileReplaced`].
