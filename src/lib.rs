@@ -39,6 +39,7 @@ mod store;
 mod ticket;
 mod view;
 mod waker;
+mod watcher;
 mod worker;
 mod workers;
 mod writer;

@@ -26,7 +26,6 @@ use crate::outcome::Outcome;
 use crate::receipt::Receipt;
 use crate::sql::Rung;
 use crate::sql::settle::{Settle, Settled};
-use crate::waker::NAP_MAX;
 use crate::worker::Worker;
 use crate::writer::panic_message;
 
@@ -317,7 +316,7 @@ impl Pool {
             state.look_at = state.look_at.min(now.max(state.looked_at + LOOK_MIN));
         }
         if now >= state.look_at && state.hopes.iter().any(|hope| !hope.any) {
-            (state.looked_at, state.look_at) = (now, now + NAP_MAX);
+            (state.looked_at, state.look_at) = (now, now + self.worker.store().waker().longest_nap());
             drop(state);
             self.look(rings);
         }
@@ -523,14 +522,14 @@ impl Pool {
         let store = self.worker.store();
         let state = self.state.lock();
         if state.hopes.iter().all(|hope| hope.known && !hope.any) {
-            let nap = state.look_at.saturating_sub(self.watch.elapsed()).min(NAP_MAX);
+            let nap = state.look_at.saturating_sub(self.watch.elapsed()).min(store.waker().longest_nap());
             let queues = state.hopes.iter().filter_map(|hope| hope.queue).collect();
             drop(state);
             store.sleep_for(queues, seen, nap);
             return Ok(());
         }
         drop(state);
-        store.sleep(self.plan.queues.iter().map(|queue| &*queue.name), seen, NAP_MAX)
+        store.sleep(self.plan.queues.iter().map(|queue| &*queue.name), seen, store.waker().longest_nap())
     }
 
     /// After an error: a while, or until the pool is stopped.

@@ -27,7 +27,7 @@ use crate::sql::{self, Defaults, Tx, meta};
 use crate::state::{Route, Status};
 use crate::ticket::Ticket;
 use crate::view::{Filter, PAGE_MAX, Retrying, Snapshot, Stats, Stuck, Why};
-use crate::waker::{NAP_MAX, Waker};
+use crate::waker::Waker;
 use crate::worker::Worker;
 use crate::writer::{Need, Writer};
 
@@ -611,12 +611,13 @@ impl Store {
             return Ok(None);
         }
         self.read(|conn, now| {
-            let mut nap = NAP_MAX;
+            let longest = self.inner.waker.longest_nap();
+            let mut nap = longest;
             let mut hopes = Vec::with_capacity(queues.len());
             for queue in queues {
                 let hope = sql::look::hope(conn, queue, who, now)?;
                 if hope.queue.is_some() && !hope.any {
-                    nap = nap.min(sql::look::next_event(conn, queue, now)?.unwrap_or(NAP_MAX));
+                    nap = nap.min(sql::look::next_event(conn, queue, now)?.unwrap_or(longest));
                 }
                 hopes.push(hope);
             }
@@ -632,9 +633,10 @@ impl Store {
         limit: Duration,
     ) -> Result<()> {
         let (ids, nap) = self.read(|conn, now| {
-            let (mut ids, mut nap) = (Vec::new(), limit.min(NAP_MAX));
+            let longest = self.inner.waker.longest_nap();
+            let (mut ids, mut nap) = (Vec::new(), limit.min(longest));
             for queue in queues {
-                nap = nap.min(sql::look::next_event(conn, queue, now)?.unwrap_or(NAP_MAX));
+                nap = nap.min(sql::look::next_event(conn, queue, now)?.unwrap_or(longest));
                 ids.extend(sql::queues::id_of(conn, queue)?);
             }
             Ok((ids, nap))

@@ -1,10 +1,8 @@
 //! The waker: sleep until something may have become claimable.
 //!
 //! A commit of this process rings at once, for those who wait for its queues, and for no others. Commits of other processes are
-//! noticed by one watcher thread per store, which looks at `PRAGMA data_version` on a connection of its own, while somebody
-//! waits and not at all otherwise: every 1 to 5 ms, and less often the more of these commits were nobody's business here. What
-//! becomes due is the waiter's own business: it sleeps no longer than until then. A wake-up that is missed costs latency
-//! only, since nobody sleeps for longer than [`NAP_MAX`].
+//! noticed by the `watcher`. What becomes due is the waiter's own business: it sleeps no longer than until then. A wake-up that
+//! is missed costs latency only, since nobody sleeps for longer than [`NAP_MAX`], or a second while it is quiet.
 
 use std::collections::{HashMap, VecDeque};
 use std::path::Path;
@@ -12,19 +10,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
-use rusqlite::Connection;
 
-use crate::db;
 use crate::sql::Rung;
+use crate::watcher;
 
 /// Longest sleep between two looks. The death of another process rings no bell, so this bounds how late it is seen.
 pub(crate) const NAP_MAX: Duration = Duration::from_millis(200);
-/// The watcher's shortest and longest pause between two looks: short after it has seen something, long when nothing happens.
-const WATCH: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(5));
-/// The longest one where others commit all the time, and never anything that somebody here waits for.
-const WATCH_OTHERS: Duration = Duration::from_millis(25);
-/// How often a watcher without anybody who waits looks whether its store is still there.
-const REST: Duration = Duration::from_secs(1);
+/// The same while it is quiet: what another process commits will be heard, so this is for its death, and what nobody has told.
+const NAP_QUIET: Duration = Duration::from_secs(1);
 /// Rings that are remembered one by one; who comes later than that is told "all".
 const KEPT: usize = 64;
 
@@ -43,6 +36,8 @@ struct State {
     latest: VecDeque<Rung>,
     /// Messages were claimed: what others commit is of interest.
     found: bool,
+    /// See [`Waker::set_quiet`].
+    quiet: bool,
     waiting: HashMap<u64, Arc<Waiter>>,
     next_waiter: u64,
     watched: bool,
@@ -136,59 +131,33 @@ impl Waker {
             return;
         }
         let (waker, path) = (self.clone(), path.to_owned());
-        let started = std::thread::Builder::new().name("relet-watcher".into()).spawn(move || waker.keep_watch(&path));
+        let started =
+            std::thread::Builder::new().name("relet-watcher".into()).spawn(move || watcher::keep_watch(&waker, &path));
         state.watched = started.is_ok();
     }
 
-    fn keep_watch(self: Arc<Waker>, path: &Path) {
-        let mut pause = WATCH.0;
-        let mut watching: Option<(Connection, i64)> = None;
-        // The store has the other one; when it has gone, nobody is left to be rung for.
-        while Arc::strong_count(&self) > 1 {
-            let idle = {
-                let mut state = self.state.lock();
-                if state.waiting.is_empty() {
-                    let _ = self.work.wait_for(&mut state, REST);
-                }
-                state.waiting.is_empty()
-            };
-            if idle {
-                watching = None;
-                continue;
-            }
-            let changed = match &mut watching {
-                Some((conn, version)) => match db::data_version(conn) {
-                    Ok(now) => std::mem::replace(version, now) != now,
-                    Err(_) => {
-                        watching = None;
-                        true
-                    }
-                },
-                None => match db::watch(path) {
-                    Ok(watched) => {
-                        watching = Some(watched);
-                        true // What was committed before the first look is not known.
-                    }
-                    // Those who wait look by themselves after a nap.
-                    Err(_) => {
-                        std::thread::sleep(NAP_MAX);
-                        continue;
-                    }
-                },
-            };
-            let found = std::mem::take(&mut self.state.lock().found);
-            if changed {
-                self.ring_all();
-            }
-            // What others commit is looked at at once where that has been of use of late.
-            pause = match (changed, found) {
-                (true, true) => WATCH.0,
-                (true, false) => (pause * 5 / 4).min(WATCH_OTHERS),
-                (false, _) if pause > WATCH.1 => pause / 2,
-                (false, _) => (pause * 5 / 4).min(WATCH.1),
-            };
-            std::thread::sleep(pause);
+    /// For the watcher: whether nobody waits, also after so long.
+    pub(crate) fn is_nobody_waiting(&self, limit: Duration) -> bool {
+        let mut state = self.state.lock();
+        if state.waiting.is_empty() {
+            let _ = self.work.wait_for(&mut state, limit);
         }
+        state.waiting.is_empty()
+    }
+
+    /// Whether a message was claimed since this was asked last.
+    pub(crate) fn take_found(&self) -> bool {
+        std::mem::take(&mut self.state.lock().found)
+    }
+
+    /// Whether nothing has happened for some time and the watcher will hear of it if something does.
+    pub(crate) fn set_quiet(&self, quiet: bool) {
+        self.state.lock().quiet = quiet;
+    }
+
+    /// The longest nap between two looks for now.
+    pub(crate) fn longest_nap(&self) -> Duration {
+        if self.state.lock().quiet { NAP_QUIET } else { NAP_MAX }
     }
 }
 
