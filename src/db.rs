@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use r2d2_sqlite::SqliteConnectionManager;
 use rusqlite::config::DbConfig;
+use rusqlite::ffi::SQLITE_BUSY_SNAPSHOT;
 use rusqlite::{Connection, ErrorCode, MAIN_DB, OpenFlags};
 
 use crate::boot::Boot;
@@ -177,9 +178,25 @@ pub(crate) fn patiently<T>(wait: Duration, mut step: impl FnMut() -> Result<T>) 
     }
 }
 
+/// The write lock, if nobody has it.
+///
+/// SQLite looks at the file first, and then takes the lock; whoever has committed in between makes it give up, with the lock in its
+/// hand. Then the lock is free, and it is tried again at once: after a pause it would be the same, beside somebody who commits often.
+pub(crate) fn begin(conn: &Connection) -> rusqlite::Result<()> {
+    const AT_ONCE: usize = 8;
+    let begin = || conn.prepare_cached("BEGIN IMMEDIATE").and_then(|mut begin| begin.execute([]));
+    for _ in 0..AT_ONCE {
+        match begin() {
+            Err(error) if error.sqlite_error().is_some_and(|error| error.extended_code == SQLITE_BUSY_SNAPSHOT) => {}
+            outcome => return outcome.map(drop),
+        }
+    }
+    begin().map(drop)
+}
+
 /// Runs a step in a transaction of its own, for whose lock it waits at most `wait`.
 pub(crate) fn commit<T>(conn: &Connection, wait: Duration, step: impl FnOnce() -> Result<T>) -> Result<T> {
-    patiently(wait, || Ok(conn.execute_batch("BEGIN IMMEDIATE")?))?;
+    patiently(wait, || Ok(begin(conn)?))?;
     let outcome = step().and_then(|value| {
         conn.execute_batch("COMMIT")?;
         Ok(value)
@@ -197,8 +214,12 @@ pub(crate) struct Patience {
     limit: Duration,
 }
 
-/// The longest pause; whoever has the lock and knows of waiters leaves a gap as long as this.
+/// The longest pause at first; whoever has the lock and knows of waiters leaves a gap as long as this.
 pub(crate) const PAUSE_MAX: Duration = Duration::from_micros(250);
+/// Later it is this part of what was waited, …
+const PAUSE_PART: u32 = 16;
+/// … and this at most.
+const PAUSE_LATE: Duration = Duration::from_millis(5);
 
 impl Patience {
     pub(crate) fn new(limit: Duration) -> Patience {
@@ -211,7 +232,9 @@ impl Patience {
         if waited >= self.limit {
             return Err(Error::Busy { waited });
         }
-        let pause = Duration::from_micros(fastrand::u64(50..=PAUSE_MAX.as_micros() as u64));
+        // Fifty who try each 100 microseconds leave no processor to the one who has the lock.
+        let most = (waited / PAUSE_PART).clamp(PAUSE_MAX, PAUSE_LATE);
+        let pause = Duration::from_micros(fastrand::u64(50..=most.as_micros() as u64));
         std::thread::sleep(pause.min(self.limit - waited));
         Ok(())
     }
@@ -256,7 +279,8 @@ fn lay_out(
     join: impl FnOnce() -> Result<()>,
 ) -> Result<Opened> {
     let clock = &options.clock;
-    conn.execute_batch("BEGIN IMMEDIATE")?;
+    // To open it anew for each try would be the longer way.
+    patiently(options.busy_wait, || Ok(begin(&conn)?))?;
     let laid_out = (|| {
         migrate(&conn)?;
         let copied = is_a_copy(&conn, path, identity)? && others(&conn, false)? != Others::Present;

@@ -24,7 +24,6 @@ use crate::error::{Error, Result};
 use crate::message::MessageId;
 use crate::outcome::Outcome;
 use crate::receipt::Receipt;
-use crate::sql::Rung;
 use crate::sql::settle::{Settle, Settled};
 use crate::worker::Worker;
 use crate::writer::panic_message;
@@ -131,15 +130,6 @@ struct Hopeful {
     since: u64,
 }
 
-impl Hopeful {
-    fn is_meant(&self, rung: &Rung) -> bool {
-        match self.queue {
-            Some(queue) => rung.queues.contains(&queue),
-            None => !self.known && (rung.all || !rung.queues.is_empty()),
-        }
-    }
-}
-
 /// A claim whose handler runs, or which is being settled.
 struct Running {
     receipt: Receipt,
@@ -183,7 +173,7 @@ impl Pool {
             scouting: false,
             running: Vec::new(),
             passes: vec![0; plan.queues.len()],
-            hopes: vec![Hopeful { known: false, queue: None, any: true, since: 0 }; plan.queues.len()],
+            hopes: vec![Hopeful { known: false, queue: None, any: false, since: 0 }; plan.queues.len()],
             heard: 0,
             looked_at: Duration::ZERO,
             look_at: Duration::ZERO,
@@ -305,14 +295,16 @@ impl Pool {
     fn listen(&self) -> u64 {
         let now = self.watch.elapsed();
         let mut state = self.state.lock();
-        let (rung, rings) = self.worker.store().waker().rung_since(state.heard);
+        let heard = self.worker.store().waker().rung_since(state.heard, state.hopes.iter().map(|hope| hope.queue));
+        let rings = heard.rings;
         state.heard = rings;
-        for hope in &mut state.hopes {
-            if hope.is_meant(&rung) {
+        for (hope, is_meant) in state.hopes.iter_mut().zip(heard.queues) {
+            // What a reader has not found was made since then by whoever rings for all.
+            if is_meant && (hope.queue.is_some() || !hope.known) {
                 (hope.any, hope.since) = (true, rings);
             }
         }
-        if rung.all {
+        if heard.all {
             state.look_at = state.look_at.min(now.max(state.looked_at + LOOK_MIN));
         }
         if now >= state.look_at && state.hopes.iter().any(|hope| !hope.any) {

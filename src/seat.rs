@@ -24,6 +24,7 @@ use crate::presence::{Others, Presence};
 use crate::reserve::{self, Reserve};
 use crate::sql::prune::PRUNE_STEP;
 use crate::sql::{Defaults, Rung, Tx, mend, meta, prune};
+use crate::waker::Waker;
 
 /// Whether a commit reaches the disk before its callers are answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,8 +40,12 @@ const CHECKPOINT_PAGES: i64 = 1000;
 const CHECKPOINT_PAGES_MIN: i64 = 25;
 /// What a page takes in the log at the usual page size.
 const LOG_PAGE: u64 = 4096 + 24;
-/// How long the writer remembers that another process was waiting, and leaves gaps for it.
-const CONTENDED_FOR: Duration = Duration::from_millis(100);
+/// Gaps that the writer leaves right after it has met another process's lock: that one, or one like it, waits now.
+const GAPS: u32 = 3;
+/// For how long it remembers that there is another process which writes …
+const CONTENDED_FOR: Duration = Duration::from_secs(1);
+/// … and how often it leaves a gap meanwhile.
+const GAP_EVERY: Duration = Duration::from_millis(20);
 /// Between two rounds of pruning and shrinking.
 const MAINTAIN_EVERY: Duration = Duration::from_secs(1);
 /// Between two notes of where the clocks are.
@@ -70,7 +75,11 @@ pub(crate) struct Seat {
     files: Files,
     /// The disk has failed to make a commit durable: nothing is acknowledged until a checkpoint has made the file whole.
     suspect: bool,
+    /// When another process's lock was met last, and when it was left a gap last.
     contended: Option<Stopwatch>,
+    gap: Stopwatch,
+    /// Gaps that are left at once.
+    gaps: u32,
     checkpoint_pages: i64,
     next_checkpoint: i64,
     /// How long the log was after the last commit.
@@ -88,6 +97,9 @@ pub(crate) struct Seat {
     reserve: Reserve,
     /// Whom the commits since it was last asked wake.
     rung: Rung,
+    waker: Arc<Waker>,
+    /// Another process has committed since everybody was rung for that.
+    others: bool,
     /// What the last checkpoint failed with. Others look at it without waiting for a leader.
     checkpoint_error: Arc<Mutex<Option<String>>>,
     /// Tells others that somebody is there.
@@ -161,6 +173,7 @@ impl Seat {
         options: Options,
         path: Option<PathBuf>,
         checkpoint_error: Arc<Mutex<Option<String>>>,
+        waker: Arc<Waker>,
     ) -> Seat {
         let Opened { conn, boot, owned, identity, presence, store_id, .. } = opened;
         let files = Files::new(path.as_ref(), identity);
@@ -175,6 +188,8 @@ impl Seat {
             files,
             suspect: false,
             contended: None,
+            gap: Stopwatch::start(),
+            gaps: 0,
             checkpoint_pages: CHECKPOINT_PAGES,
             next_checkpoint: CHECKPOINT_PAGES,
             log_pages: 0,
@@ -187,6 +202,8 @@ impl Seat {
             owned,
             reserve,
             rung: Rung::default(),
+            waker,
+            others: false,
             checkpoint_error,
             presence,
         };
@@ -342,10 +359,10 @@ impl Seat {
     fn begin(&mut self, wait: Duration) -> Result<()> {
         let mut patience = Patience::new(wait);
         loop {
-            match self.conn.prepare_cached("BEGIN IMMEDIATE").and_then(|mut begin| begin.execute([])) {
-                Ok(_) => return Ok(()),
+            match db::begin(&self.conn) {
+                Ok(()) => return Ok(()),
                 Err(error) if is_busy(&error) => {
-                    self.contended = Some(Stopwatch::start());
+                    (self.contended, self.gaps) = (Some(Stopwatch::start()), GAPS);
                     patience.pause()?;
                 }
                 Err(error) => return Err(error.into()),
@@ -358,7 +375,7 @@ impl Seat {
         let reading = self.options.clock.read();
         let boot = if rebooted {
             Boot::note(&self.conn, &self.options.clock, || Ok(Others::Nobody))?
-        } else if jobs.iter().all(|job| job.need() == Need::Enqueue) {
+        } else if jobs.iter().all(|job| job.need() == Need::Enqueue) && !self.waker.is_in_doubt() {
             self.boot.clone() // no token is issued
         } else {
             self.boot_now()?
@@ -399,6 +416,7 @@ impl Seat {
         let wrote = self.conn.total_changes() != all_before;
         self.check_file()?;
         self.commit()?;
+        self.waker.note_commit();
         self.boot = boot;
         self.rung.all |= rung.all;
         self.rung.queues.extend(rung.queues);
@@ -420,6 +438,10 @@ impl Seat {
     /// The boot, as the file has it: another process may have found that the machine was restarted.
     fn boot_now(&mut self) -> Result<Boot> {
         let version = if self.path.is_some() { db::data_version(&self.conn)? } else { self.version };
+        self.others |= version != self.version;
+        if self.waker.end_doubt() {
+            self.rung.all |= std::mem::take(&mut self.others);
+        }
         if version == self.version {
             return Ok(self.boot.clone());
         }
@@ -492,12 +514,16 @@ impl Seat {
         Ok(())
     }
 
-    /// Leaves other processes a gap in which their next try for the lock falls, while there are any.
+    /// Leaves other processes a gap in which their next try for the lock falls, where there are any of late. A process that writes once
+    /// in a while costs this one no more than that.
     pub(crate) fn leave_a_gap(&mut self) {
-        match &self.contended {
-            Some(seen) if seen.elapsed() < CONTENDED_FOR => std::thread::sleep(PAUSE_MAX),
-            Some(_) => self.contended = None,
-            None => {}
+        let Some(met) = &self.contended else { return };
+        if met.elapsed() >= CONTENDED_FOR {
+            self.contended = None;
+        } else if self.gaps > 0 || self.gap.elapsed() >= GAP_EVERY {
+            self.gaps = self.gaps.saturating_sub(1);
+            std::thread::sleep(PAUSE_MAX);
+            self.gap = Stopwatch::start();
         }
     }
 

@@ -4,9 +4,10 @@
 //! noticed by the `watcher`. What becomes due is the waiter's own business: it sleeps no longer than until then. A wake-up that
 //! is missed costs latency only, since nobody sleeps for longer than [`NAP_MAX`], or a second while it is quiet.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
@@ -18,22 +19,24 @@ use crate::watcher;
 pub(crate) const NAP_MAX: Duration = Duration::from_millis(200);
 /// The same while it is quiet: what another process commits will be heard, so this is for its death, and what nobody has told.
 const NAP_QUIET: Duration = Duration::from_secs(1);
-/// Rings that are remembered one by one; who comes later than that is told "all".
-const KEPT: usize = 64;
 
 #[derive(Debug, Default)]
 pub(crate) struct Waker {
     state: Mutex<State>,
     /// For the watcher, when there is nobody to watch for.
     work: Condvar,
+    commits: AtomicU64,
+    doubtful: AtomicBool,
 }
 
 #[derive(Debug, Default)]
 struct State {
     /// Counts the rings.
     rings: u64,
-    /// The latest of them.
-    latest: VecDeque<Rung>,
+    /// The number of the latest that was for all, …
+    all: u64,
+    /// … and of the latest for each queue.
+    latest: HashMap<i64, u64>,
     /// Messages were claimed: what others commit is of interest.
     found: bool,
     /// See [`Waker::set_quiet`].
@@ -41,6 +44,15 @@ struct State {
     waiting: HashMap<u64, Arc<Waiter>>,
     next_waiter: u64,
     watched: bool,
+}
+
+/// What was rung for since somebody listened last.
+pub(crate) struct Heard {
+    /// For each of the queues that were asked about.
+    pub(crate) queues: Vec<bool>,
+    pub(crate) all: bool,
+    /// The number of rings by now.
+    pub(crate) rings: u64,
 }
 
 #[derive(Debug)]
@@ -57,16 +69,9 @@ impl Waiter {
 }
 
 impl State {
-    /// What was rung for since then, together.
-    fn since(&self, seen: u64) -> Rung {
-        let mut since = Rung::default();
-        let count = usize::try_from(self.rings.saturating_sub(seen)).unwrap_or(usize::MAX);
-        since.all = count > self.latest.len();
-        for rung in self.latest.iter().rev().take(count) {
-            since.all |= rung.all;
-            since.queues.extend(&rung.queues);
-        }
-        since
+    /// Whether a queue was rung for since then.
+    fn was_rung_for(&self, queue: i64, seen: u64) -> bool {
+        self.latest.get(&queue).is_some_and(|latest| *latest > seen)
     }
 }
 
@@ -76,10 +81,12 @@ impl Waker {
         self.state.lock().rings
     }
 
-    /// What was rung for since then, and the number of rings by now.
-    pub(crate) fn rung_since(&self, seen: u64) -> (Rung, u64) {
+    /// What was heard since then. `queues`: those that are of interest, `None` for one whose id is not known, which is any.
+    pub(crate) fn rung_since(&self, seen: u64, queues: impl Iterator<Item = Option<i64>>) -> Heard {
         let state = self.state.lock();
-        (if state.rings == seen { Rung::default() } else { state.since(seen) }, state.rings)
+        let any = state.rings != seen;
+        let queues = queues.map(|queue| any && queue.is_none_or(|queue| state.was_rung_for(queue, seen))).collect();
+        Heard { queues, all: state.all > seen, rings: state.rings }
     }
 
     /// A commit was made that may have made something claimable in these queues.
@@ -89,10 +96,11 @@ impl Waker {
         }
         let mut state = self.state.lock();
         state.rings += 1;
-        if state.latest.len() == KEPT {
-            state.latest.pop_front();
+        let number = state.rings;
+        if rung.all {
+            state.all = number;
         }
-        state.latest.push_back(rung.clone());
+        state.latest.extend(rung.queues.iter().map(|queue| (*queue, number)));
         for waiter in state.waiting.values().filter(|waiter| waiter.is_meant(rung)) {
             waiter.bell.notify_one();
         }
@@ -100,6 +108,30 @@ impl Waker {
 
     pub(crate) fn ring_all(&self) {
         self.ring(&Rung { all: true, ..Rung::default() });
+    }
+
+    /// A commit of this process was made, whoever was rung for.
+    pub(crate) fn note_commit(&self) {
+        self.commits.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Commits of this process so far.
+    pub(crate) fn commits(&self) -> u64 {
+        self.commits.load(Ordering::Relaxed)
+    }
+
+    /// The file was changed, and it is not known whether by this process alone: the next transaction will find out.
+    pub(crate) fn doubt(&self) {
+        self.doubtful.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_in_doubt(&self) -> bool {
+        self.doubtful.load(Ordering::Acquire)
+    }
+
+    /// Ends the doubt. Returns whether there was one.
+    pub(crate) fn end_doubt(&self) -> bool {
+        self.is_in_doubt() && self.doubtful.swap(false, Ordering::AcqRel)
     }
 
     /// A message was claimed.
@@ -113,7 +145,7 @@ impl Waker {
         let waiter = Arc::new(Waiter { queues, bell: Condvar::new() });
         let mut state = self.state.lock();
         // Looked at under the lock: a commit that came after `seen` was read is not slept through.
-        if state.rings != seen && waiter.is_meant(&state.since(seen)) {
+        if state.all > seen || waiter.queues.iter().any(|queue| state.was_rung_for(*queue, seen)) {
             return;
         }
         let number = state.next_waiter;
@@ -227,11 +259,14 @@ mod tests {
         let seen = waker.rings();
         waker.ring(&of(&[2]));
         waker.ring(&of(&[4]));
-        let (rung, rings) = waker.rung_since(seen);
-        assert!(!rung.all && rung.queues.iter().eq(&[2, 4]) && rings == 2);
-        for _ in 0..KEPT {
-            waker.ring(&of(&[4]));
-        }
-        assert!(waker.rung_since(seen).0.all && !waker.rung_since(rings).0.all);
+        let heard = |seen| waker.rung_since(seen, [Some(2), Some(3), Some(4), None].into_iter());
+        assert_eq!((heard(seen).queues, heard(seen).all), (vec![true, false, true, true], false));
+        let rings = heard(seen).rings;
+        assert_eq!((rings, heard(rings).queues), (2, vec![false; 4]));
+        // However much comes meanwhile, nobody is told of what was not for it.
+        (0..10_000).for_each(|_| waker.ring(&of(&[4])));
+        assert_eq!((heard(rings).queues, heard(rings).all), (vec![false, false, true, true], false));
+        waker.ring_all();
+        assert!(heard(rings).all && !heard(heard(rings).rings).all);
     }
 }

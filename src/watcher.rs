@@ -1,5 +1,8 @@
 //! The watcher: one thread per store that notices the commits of other processes, and rings the waker.
 //!
+//! What this process commits itself changes the file as well, and is nobody's business here. Where it has committed between two looks,
+//! its next transaction finds out whether others have, too; and if there is none, everybody is rung for once.
+//!
 //! It looks at `PRAGMA data_version`, on a connection of its own, while somebody waits and not at all otherwise. When to look it is
 //! told by the system (inotify), which knows when a log is written to. Nothing depends on that: where it is not to be had, or
 //! says nothing, the watcher looks every so often all the same, and that costs latency only.
@@ -10,8 +13,10 @@ use std::time::Duration;
 
 use rusqlite::Connection;
 
+use crate::clock::Stopwatch;
+use crate::db;
+use crate::files;
 use crate::waker::{NAP_MAX, Waker};
-use crate::{db, files};
 
 /// After something was written, its commit is looked for after so long, and again after half as long again, up to the second number:
 /// a log is written to before its commit is visible, and with an `fsync` long before.
@@ -23,6 +28,8 @@ const REST: (Duration, Duration) = (Duration::from_millis(1), Duration::from_mil
 const LISTEN: (Duration, Duration) = (Duration::from_millis(25), Duration::from_secs(1));
 /// The same where there is nothing to be heard.
 const POLL: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(25));
+/// How long this process has to commit nothing before everybody is rung for because of what nobody has found out.
+const DOUBT: Duration = Duration::from_millis(2);
 /// How often a watcher without anybody who waits looks whether its store is still there.
 const IDLE: Duration = Duration::from_secs(1);
 /// So many commits in a row of which nothing was heard: the system says nothing of them.
@@ -32,6 +39,8 @@ pub(crate) fn keep_watch(waker: &Arc<Waker>, path: &Path) {
     let mut pace = Pace::default();
     let mut watching: Option<(Connection, i64)> = None;
     let mut ears: Option<Ears> = None;
+    let mut listened = false;
+    let (mut committed, mut ours) = (waker.commits(), Stopwatch::start());
     // The store has the other one; when it has gone, nobody is left to be rung for.
     while Arc::strong_count(waker) > 1 {
         if waker.is_nobody_waiting(IDLE) {
@@ -40,10 +49,12 @@ pub(crate) fn keep_watch(waker: &Arc<Waker>, path: &Path) {
             waker.set_quiet(false);
             continue;
         }
-        let heard = ears.as_mut().is_some_and(Ears::take);
-        if ears.as_ref().is_some_and(Ears::is_closed) {
+        let commits = waker.commits(); // before the look: a commit that is seen and not counted is taken for another's
+        let heard = ears.as_mut().map_or(Heard::Nothing, Ears::take);
+        if heard == Heard::Gone {
             watching = None;
         }
+        let heard = heard == Heard::Written;
         let changed = match &mut watching {
             Some((conn, version)) => match db::data_version(conn) {
                 Ok(now) => std::mem::replace(version, now) != now,
@@ -67,20 +78,41 @@ pub(crate) fn keep_watch(waker: &Arc<Waker>, path: &Path) {
             },
         };
         let found = waker.take_found();
-        if changed {
+        let theirs = commits == waker.commits() && commits == committed;
+        if !theirs {
+            (committed, ours) = (commits, Stopwatch::start());
+        }
+        if changed && !theirs {
+            waker.doubt();
+        } else if changed || (theirs && ours.elapsed() >= DOUBT && waker.end_doubt()) {
+            waker.end_doubt();
             waker.ring_all();
         }
-        let wait = pace.after(Look { changed, found, heard, can_hear: ears.is_some() });
+        let look = Look { changed, found, heard, listened: std::mem::take(&mut listened), can_hear: ears.is_some() };
+        let wait = match pace.after(look) {
+            Wait::Listen(limit) if waker.is_in_doubt() => Wait::Listen(limit.min(DOUBT)),
+            wait => wait,
+        };
         waker.set_quiet(pace.is_quiet());
-        match (wait, &ears) {
-            (Wait::Listen(limit), Some(ears)) => {
-                if ears.wait(limit) {
-                    // Who writes for long before it commits is not looked at all the time.
-                    let pause = if limit <= CLOSE.1 { limit / 4 } else { CLOSE.0 };
-                    std::thread::sleep(pause.max(CLOSE.0));
+        match (wait, &mut ears) {
+            (Wait::Listen(limit), Some(open)) => match open.listen() {
+                // What was committed before is seen by one more look.
+                Some(Since::Now) => {}
+                Some(Since::Before) => {
+                    listened = true;
+                    if open.wait(limit) {
+                        // Who writes for long before it commits is not looked at all the time.
+                        let pause = if limit <= CLOSE.1 { limit / 4 } else { CLOSE.0 };
+                        std::thread::sleep(pause.max(CLOSE.0));
+                    }
                 }
+                None => ears = None,
+            },
+            (Wait::Listen(pause) | Wait::Rest(pause), open) => {
+                // Whoever is listened to pays for it with each write.
+                open.as_mut().into_iter().for_each(Ears::rest);
+                std::thread::sleep(pause);
             }
-            (Wait::Listen(pause) | Wait::Rest(pause), _) => std::thread::sleep(pause),
         }
     }
 }
@@ -93,6 +125,8 @@ struct Look {
     found: bool,
     /// Something was written since the last look.
     heard: bool,
+    /// It has listened for that until now.
+    listened: bool,
     can_hear: bool,
 }
 
@@ -110,6 +144,8 @@ enum Wait {
 struct Pace {
     /// The next step of the close look at what was heard of.
     close: Option<Duration>,
+    /// A close look has come to its end without a commit, and it is still written.
+    in_vain: bool,
     rest: Duration,
     pause: Duration,
     /// Something was heard since the last commit was seen.
@@ -121,20 +157,26 @@ struct Pace {
 impl Pace {
     fn after(&mut self, look: Look) -> Wait {
         if look.heard {
-            (self.close, self.pause) = (self.close.or(Some(CLOSE.0)), Duration::ZERO);
+            // Who writes for long before it commits is looked at less closely.
+            let first = if self.in_vain { CLOSE.1 } else { CLOSE.0 };
+            (self.close, self.pause) = (self.close.or(Some(first)), Duration::ZERO);
             (self.heard, self.unheard) = (true, 0);
         }
         if look.changed {
-            self.unheard = if std::mem::take(&mut self.heard) { 0 } else { self.unheard.saturating_add(1) };
+            if !std::mem::take(&mut self.heard) && look.listened {
+                self.unheard = self.unheard.saturating_add(1);
+            }
             // What others commit is looked at at once where that has been of use of late.
             self.rest = if look.found { REST.0 } else { (self.rest * 5 / 4).clamp(REST.0, REST.1) };
-            (self.close, self.pause) = (None, Duration::ZERO);
+            (self.close, self.pause, self.in_vain) = (None, Duration::ZERO, false);
             return Wait::Rest(self.rest);
         }
         if let Some(close) = self.close {
             self.close = Some(close * 3 / 2).filter(|next| *next <= CLOSE.1);
+            self.in_vain |= self.close.is_none();
             return Wait::Listen(close);
         }
+        self.in_vain &= look.heard;
         let (first, longest) = if look.can_hear && self.unheard < UNHEARD { LISTEN } else { POLL };
         if self.pause >= REST.1 {
             self.rest = REST.0;
@@ -149,6 +191,22 @@ impl Pace {
     }
 }
 
+/// What came of listening.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Heard {
+    Nothing,
+    Written,
+    /// The file has gone: nothing more will be heard of it.
+    Gone,
+}
+
+/// Since when it listens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Since {
+    Before,
+    Now,
+}
+
 #[cfg(any(target_os = "linux", target_os = "android"))]
 use inotify::Ears;
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
@@ -158,48 +216,67 @@ use silence::Ears;
 mod inotify {
     use std::mem::MaybeUninit;
     use std::os::fd::OwnedFd;
-    use std::path::Path;
+    use std::path::{Path, PathBuf};
     use std::time::Duration;
 
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    use rustix::fs::inotify::{CreateFlags, ReadFlags, Reader, WatchFlags, add_watch, init};
+    use rustix::fs::inotify::{CreateFlags, ReadFlags, Reader, WatchFlags, add_watch, init, remove_watch};
     use rustix::io::Errno;
+
+    use super::{Heard, Since};
 
     /// Hears when a file is written to, by whatever process of this kernel.
     #[derive(Debug)]
     pub(super) struct Ears {
         events: OwnedFd,
-        closed: bool,
+        file: PathBuf,
+        /// The number of its watch while it listens.
+        watch: Option<i32>,
     }
 
     impl Ears {
-        /// `None`: the system has no more of them for this user, or none for this file.
+        /// `None`: the system has no more of them for this user.
         pub(super) fn open(file: &Path) -> Option<Ears> {
             let events = init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).ok()?;
-            add_watch(&events, file, WatchFlags::MODIFY).ok()?;
-            Some(Ears { events, closed: false })
+            Some(Ears { events, file: file.to_owned(), watch: None })
         }
 
-        /// Whether there was something since this was asked last.
-        pub(super) fn take(&mut self) -> bool {
-            let mut buffer = [MaybeUninit::uninit(); 1024];
-            let mut reader = Reader::new(&self.events, &mut buffer);
-            let mut any = false;
-            loop {
-                match reader.next() {
-                    Ok(event) => {
-                        any = true;
-                        self.closed |= event.events().contains(ReadFlags::IGNORED);
-                    }
-                    Err(Errno::INTR) => {}
-                    Err(_) => return any,
-                }
+        /// Listens from now on, or goes on listening; `None`: that cannot be had for this file.
+        pub(super) fn listen(&mut self) -> Option<Since> {
+            if self.watch.is_some() {
+                return Some(Since::Before);
+            }
+            self.watch = Some(add_watch(&self.events, &self.file, WatchFlags::MODIFY).ok()?);
+            Some(Since::Now)
+        }
+
+        /// Listens no more.
+        pub(super) fn rest(&mut self) {
+            if let Some(watch) = self.watch.take() {
+                let _ = remove_watch(&self.events, watch);
             }
         }
 
-        /// The file has gone: nothing more will be heard.
-        pub(super) fn is_closed(&self) -> bool {
-            self.closed
+        /// What was heard since this was asked last.
+        pub(super) fn take(&mut self) -> Heard {
+            let mut buffer = [MaybeUninit::uninit(); 1024];
+            let mut reader = Reader::new(&self.events, &mut buffer);
+            let mut heard = Heard::Nothing;
+            // There may be more at once: that is heard the next time.
+            for _ in 0..8 {
+                match reader.next() {
+                    // Of an earlier watch there may be something left.
+                    Ok(event) if Some(event.wd()) != self.watch => {}
+                    Ok(event) if event.events().contains(ReadFlags::IGNORED) => {
+                        self.watch = None;
+                        return Heard::Gone;
+                    }
+                    Ok(_) => heard = Heard::Written,
+                    Err(Errno::INTR) => {}
+                    Err(_) => break,
+                }
+            }
+            heard
         }
 
         /// Waits until there is something, for so long at most. Returns whether there is.
@@ -218,6 +295,8 @@ mod silence {
     use std::path::Path;
     use std::time::Duration;
 
+    use super::{Heard, Since};
+
     /// This system says nothing.
     #[derive(Debug)]
     pub(super) enum Ears {}
@@ -227,11 +306,15 @@ mod silence {
             None
         }
 
-        pub(super) fn take(&mut self) -> bool {
+        pub(super) fn listen(&mut self) -> Option<Since> {
             match *self {}
         }
 
-        pub(super) fn is_closed(&self) -> bool {
+        pub(super) fn rest(&mut self) {
+            match *self {}
+        }
+
+        pub(super) fn take(&mut self) -> Heard {
             match *self {}
         }
 
@@ -245,7 +328,7 @@ mod silence {
 mod tests {
     use super::*;
 
-    const NOTHING: Look = Look { changed: false, found: false, heard: false, can_hear: true };
+    const NOTHING: Look = Look { changed: false, found: false, heard: false, listened: true, can_hear: true };
     const MINUTE: Duration = Duration::from_secs(60);
 
     /// The looks of so long a time in which every look comes to the same.
@@ -320,11 +403,21 @@ mod tests {
         let path = folder.path().join("log");
         std::fs::write(&path, "a").unwrap();
         let mut ears = Ears::open(&path).expect("there are some left");
-        assert!(!ears.take() && !ears.wait(Duration::ZERO));
         std::fs::write(&path, "b").unwrap();
-        assert!(ears.wait(MINUTE) && ears.take() && !ears.take() && !ears.is_closed());
+        assert_eq!(
+            (ears.take(), ears.listen(), ears.listen()),
+            (Heard::Nothing, Some(Since::Now), Some(Since::Before))
+        );
+        assert!(ears.take() == Heard::Nothing && !ears.wait(Duration::ZERO));
+        std::fs::write(&path, "c").unwrap();
+        assert!(ears.wait(MINUTE));
+        assert_eq!((ears.take(), ears.take()), (Heard::Written, Heard::Nothing));
+        std::fs::write(&path, "d").unwrap();
+        ears.rest();
+        std::fs::write(&path, "e").unwrap();
+        assert_eq!((ears.take(), ears.listen(), ears.take()), (Heard::Nothing, Some(Since::Now), Heard::Nothing));
         std::fs::remove_file(&path).unwrap();
-        assert!(ears.wait(MINUTE) && ears.take() && ears.is_closed());
-        assert!(Ears::open(&path).is_none());
+        assert!(ears.wait(MINUTE));
+        assert_eq!((ears.take(), ears.listen()), (Heard::Gone, None));
     }
 }

@@ -176,7 +176,7 @@ impl Writer {
         let checkpoint_error = Arc::new(Mutex::new(None));
         let lets_pass = path.is_some() && options.durability == Durability::Full;
         let busy_wait = options.busy_wait;
-        let seat = Seat::new(opened, options, path, checkpoint_error.clone());
+        let seat = Seat::new(opened, options, path, checkpoint_error.clone(), waker.clone());
         Writer {
             line: Mutex::new(Line::new(lets_pass)),
             gathered: Condvar::new(),
@@ -311,6 +311,7 @@ impl Writer {
             }
         }
         seat.maintain();
+        self.waker.ring(&seat.take_rung());
         seat.leave_a_gap();
         commit
     }

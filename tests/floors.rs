@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 const FLOORS: [&[&str]; 7] = [
     &["error", "message", "receipt", "state", "retry", "clock", "options", "view", "random", "cancel", "cron"],
     &["db", "boot", "files", "presence", "sql", "reserve", "spool"],
-    &["waker", "batch", "follower", "seat", "writer", "liveness"],
+    &["waker", "watcher", "batch", "follower", "seat", "writer", "liveness"],
     &[
         "store",
         "queue",

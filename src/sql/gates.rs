@@ -153,8 +153,11 @@ fn held(conn: &Connection, gate: i64, now: Now, since: i64, most: i64) -> Result
     Ok(conn.prepare_cached(SQL)?.query_row(params![gate, now.awake, since, most], |row| row.get(0))?)
 }
 
+/// So many claims that are over are stepped over when those that hold are counted.
+const OVER_MAX: i64 = 100;
+
 /// Claims that have passed this gate and are over, and have not been taken back: of a queue that nobody serves, say. Only where
-/// there are so many that it takes longer to count those that hold; up to `limit`.
+/// there are so many that counting those that hold takes long; up to `limit`.
 pub(crate) fn over(conn: &Connection, gate: i64, now: Now, limit: i64) -> Result<Vec<i64>> {
     const MANY: &str = "SELECT EXISTS (SELECT 1 FROM main.relet_passed WHERE gate = ?1 LIMIT 1 OFFSET ?2)";
     const SQL: &str = "SELECT message FROM (
@@ -164,7 +167,7 @@ pub(crate) fn over(conn: &Connection, gate: i64, now: Now, limit: i64) -> Result
                         WHERE holds IS NOT 1 LIMIT ?4";
     let Some(row) = find(conn, gate)? else { return Ok(Vec::new()) };
     let Some(most) = row.slots.into_iter().chain(row.window).min() else { return Ok(Vec::new()) };
-    // Where as many as may pass hold among the first of them, there is no more to count.
+    let most = most.saturating_add(OVER_MAX);
     if !conn.prepare_cached(MANY)?.query_row([gate, most], |row| row.get(0))? {
         return Ok(Vec::new());
     }
