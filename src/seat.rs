@@ -410,6 +410,9 @@ impl Seat {
             }
         }
         tx.finish()?;
+        if tx.budget.left() == 0 {
+            self.gaps = self.gaps.max(1); // it took long, and there is more of it
+        }
         let durable_late = tx.durable && sync == Sync::Free && self.is_full();
         let rung = std::mem::take(&mut tx.rung);
         // A commit that writes nothing syncs nothing either.
@@ -517,10 +520,8 @@ impl Seat {
     /// Leaves other processes a gap in which their next try for the lock falls, where there are any of late. A process that writes once
     /// in a while costs this one no more than that.
     pub(crate) fn leave_a_gap(&mut self) {
-        let Some(met) = &self.contended else { return };
-        if met.elapsed() >= CONTENDED_FOR {
-            self.contended = None;
-        } else if self.gaps > 0 || self.gap.elapsed() >= GAP_EVERY {
+        self.contended = self.contended.take().filter(|met| met.elapsed() < CONTENDED_FOR);
+        if self.gaps > 0 || (self.contended.is_some() && self.gap.elapsed() >= GAP_EVERY) {
             self.gaps = self.gaps.saturating_sub(1);
             std::thread::sleep(PAUSE_MAX);
             self.gap = Stopwatch::start();
