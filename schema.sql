@@ -137,7 +137,7 @@ CREATE TABLE relet_details (
   group_key     TEXT,                                -- messages of a group are handed out in order, one at a time, see relet_groups
   gate          INTEGER,                             -- relet_gates.id: the valve it passes when it is handed out
   tick_at       INTEGER,                             -- the tick of a schedule that it was enqueued for, by the wall clock
-  expires_at    INTEGER,                             -- time to live: not handed out from this instant on
+  expires_at    INTEGER,                             -- time to live: not handed out for the first time from this instant on; NULL once it was
   max_deferrals INTEGER,                             -- NULL: 1,000
   retry         TEXT,                                -- its own backoff policy as JSON; NULL: the queue's
   deferrals     INTEGER NOT NULL DEFAULT 0,

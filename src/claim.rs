@@ -15,10 +15,11 @@ use crate::payload::PayloadReader;
 use crate::receipt::Receipt;
 use crate::sql::claim::{ById, Obstacle, Taken};
 use crate::sql::settle::{Known, Settle, Settled};
-use crate::sql::{Payload, payloads};
+use crate::sql::{Payload, dead, payloads};
 use crate::state::{Route, Status};
 use crate::ticket::Ticket;
 use crate::worker::Worker;
+use crate::writer::Need;
 
 pub use crate::sql::claim::How;
 
@@ -56,6 +57,40 @@ const DEFERRED: &str = "deferred";
 impl Claim {
     pub(crate) fn new(worker: Worker, queue: &str, taken: Taken) -> Claim {
         Claim { worker, queue: queue.to_owned(), taken, cancel: CancelToken::default() }
+    }
+
+    /// Reads what was left in the file, unless it is to be left there. The claim is committed by now: a process that dies of a payload
+    /// which does not fit into its memory has crashed, and so that ends, too. `false`: it could not be read, and was given up.
+    pub(crate) fn read_left(&mut self) -> Result<bool> {
+        let Payload::Left(bytes) = self.taken.payload else { return Ok(true) };
+        if self.worker.leaves_payloads() {
+            return Ok(true);
+        }
+        let (id, receipt, store) = (self.taken.record.id, self.taken.receipt, self.worker.store());
+        let mut payload = Vec::new();
+        if payload.try_reserve_exact(bytes).is_err() {
+            let error =
+                format!("its payload of {bytes} bytes does not fit into the memory of process {}", std::process::id());
+            self.settle(Settle::Fail { error, retry_in: None })?;
+            return Ok(false);
+        }
+        payload.resize(bytes, 0);
+        match store.read(|conn, _| payloads::read_at(conn, id, bytes, &mut payload, 0)) {
+            Ok(()) if crc32fast::hash(&payload) == self.taken.record.payload_crc => {
+                self.taken.payload = Payload::Read(payload);
+                Ok(true)
+            }
+            Ok(()) | Err(Error::Corrupt { .. }) => {
+                store.write(Need::Settle, move |tx| dead::give_up_damaged(tx, receipt))?;
+                Ok(false)
+            }
+            // Somebody has cancelled and removed it.
+            Err(Error::Gone { .. }) => Ok(false),
+            Err(error) => {
+                let _ = self.settle(Settle::Release);
+                Err(error)
+            }
+        }
     }
 
     /// The message's id.

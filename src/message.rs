@@ -194,7 +194,8 @@ impl Message {
         Message { gate: Some(gate.into()), ..self }
     }
 
-    /// Time to live: if it has not been handed out by then, it becomes a dead letter.
+    /// Time to live: if it has not been handed out by then, it becomes a dead letter. What was handed out in time once lives on, however
+    /// often it is tried.
     pub fn ttl(self, ttl: Duration) -> Message {
         Message { ttl: Some(ttl), ..self }
     }

@@ -267,9 +267,19 @@ impl Pool {
                 self.finish(worked, step.settled.unwrap_or(Ok(Settled::Gone)));
             }
             match next {
-                Some((claim, at)) if self.start(&claim) => worked = Some(self.work(claim, at)),
-                // It was claimed while the pool was being stopped, or has been lost already.
-                Some((claim, _)) => drop(self.settle_alone(claim.receipt(), Settle::Release)),
+                Some((mut claim, at)) => match claim.read_left() {
+                    Ok(true) if self.start(&claim) => worked = Some(self.work(claim, at)),
+                    // It was claimed while the pool was being stopped, or has been lost already.
+                    Ok(true) => drop(self.settle_alone(claim.receipt(), Settle::Release)),
+                    // It could not be read, and was given up.
+                    Ok(false) => self.forget(claim.receipt()),
+                    Err(error) => {
+                        self.forget(claim.receipt());
+                        self.met(&error);
+                        self.pause(pause);
+                        pause = (pause * 2).min(PAUSE.1);
+                    }
+                },
                 None => {
                     let saw_all = risk.take().is_some();
                     if !step.again {
@@ -457,8 +467,13 @@ impl Pool {
         }
     }
 
+    /// This claim is nobody's business here any more.
+    fn forget(&self, receipt: Receipt) {
+        self.state.lock().running.retain(|running| running.receipt != receipt);
+    }
+
     fn finish(&self, worked: Worked, settled: Result<Settled>) {
-        self.state.lock().running.retain(|running| running.receipt != worked.claim.receipt());
+        self.forget(worked.claim.receipt());
         let finished = Finished { outcome: worked.outcome, took: worked.took, settled };
         for hook in &self.plan.hooks.on_finish {
             guarded(|| hook(&worked.claim, &finished));

@@ -25,7 +25,7 @@ pub struct Snapshot {
     pub priority: i32,
     /// Not handed out before this instant, in unix ms.
     pub due_at: Option<i64>,
-    /// Becomes a dead letter at this instant unless it has been handed out, in unix ms.
+    /// Becomes a dead letter at this instant unless it has been handed out, in unix ms; `None` once it was.
     pub expires_at: Option<i64>,
     /// Its deduplication key.
     pub key: Option<String>,

@@ -188,7 +188,12 @@ impl Worker {
         loop {
             let next = self.claim_some(&queue, 1, eager)?;
             match next.taken.into_iter().next() {
-                Some(taken) => return Ok(Some(Claim::new(self.clone(), &queue, taken))),
+                Some(taken) => {
+                    let mut claim = Claim::new(self.clone(), &queue, taken);
+                    if claim.read_left()? {
+                        return Ok(Some(claim));
+                    }
+                }
                 None if next.again => {}
                 None => return Ok(None),
             }
@@ -239,19 +244,30 @@ impl Worker {
     pub fn claim_batch(&self, queue: &str, count: usize) -> Result<Vec<Claim>> {
         check_name("queue", queue)?;
         let queue: Arc<str> = queue.into();
-        let mut claims = Vec::new();
+        let (mut claims, mut failed) = (Vec::new(), None);
         while claims.len() < count {
             let next = match self.claim_some(&queue, count - claims.len(), true) {
                 // What an earlier step has claimed is not to be lost with the error.
                 Err(_) if !claims.is_empty() => return Ok(claims),
                 next => next?,
             };
-            claims.extend(next.taken.into_iter().map(|taken| Claim::new(self.clone(), &queue, taken)));
-            if !next.again {
+            let mut given_up = false;
+            for taken in next.taken {
+                let mut claim = Claim::new(self.clone(), &queue, taken);
+                match claim.read_left() {
+                    Ok(true) => claims.push(claim),
+                    Ok(false) => given_up = true,
+                    Err(error) => failed = Some(error),
+                }
+            }
+            if failed.is_some() || !(next.again || given_up) {
                 break;
             }
         }
-        Ok(claims)
+        match failed {
+            Some(error) if claims.is_empty() => Err(error),
+            _ => Ok(claims),
+        }
     }
 
     /// Claims this very message, or says why not. Claiming what this worker holds or has deferred is safe: it gets a new
@@ -261,12 +277,22 @@ impl Worker {
     /// As [`Worker::claim`].
     pub fn claim_id(&self, id: impl Into<MessageId>) -> Result<Verdict> {
         let id = id.into();
-        let (verdict, queue) = match self.claim_this(id)? {
-            // Whoever has it may be dead.
-            (ById::Not(_), _) if self.store().bury_dead()? => self.claim_this(id)?,
-            claimed => claimed,
-        };
-        Ok(Verdict::new(self, verdict, &queue))
+        loop {
+            let (verdict, queue) = match self.claim_this(id)? {
+                // Whoever has it may be dead.
+                (ById::Not(_), _) if self.store().bury_dead()? => self.claim_this(id)?,
+                claimed => claimed,
+            };
+            let mut verdict = Verdict::new(self, verdict, &queue);
+            let is_whole = match &mut verdict {
+                Verdict::Claimed(claim) | Verdict::Resumed(claim) | Verdict::Recovered(claim) => claim.read_left()?,
+                _ => true,
+            };
+            // What could not be read was given up: how it is now.
+            if is_whole {
+                return Ok(verdict);
+            }
+        }
     }
 
     fn claim_this(&self, id: MessageId) -> Result<(ById, String)> {
@@ -329,6 +355,11 @@ impl Worker {
             self.store().bury_dead()?;
         }
         Ok(due)
+    }
+
+    /// Whether payloads that lie beside their messages are left there.
+    pub(crate) fn leaves_payloads(&self) -> bool {
+        self.who.large == Large::Leave
     }
 
     /// The same worker, which leaves alone what has crashed before, unless `crashed`.

@@ -11,8 +11,8 @@ use common::{DAY, Folder, HOUR, MS, SECOND, memory, memory_with, next, raw, row,
 use relet::rusqlite::Connection;
 use relet::rusqlite::types::Value;
 use relet::{
-    CRASHES_MAX, Clock, DEFERRAL_GRACE, Durability, Error, Message, MessageId, QueueDefaults, RELEASES_MAX, Retry,
-    Route, Settle, Settled, Status, Store, Verdict, Worker,
+    CRASHES_MAX, Claim, Clock, DEFERRAL_GRACE, Durability, Error, Message, MessageId, QueueDefaults, RELEASES_MAX,
+    Retry, Route, Settle, Settled, Status, Store, Verdict, Worker,
 };
 
 #[test]
@@ -370,20 +370,31 @@ fn a_message_is_handed_out_until_its_time_to_live_is_over_and_not_from_then_on()
     sound(&store);
 }
 
-/// One answer to the question whether an expired message may go out, however it is asked for.
+/// A time to live killed what had been handed out in time and waited for its retry, or for the end of a lost claim.
 #[test]
-fn an_expired_message_whose_claim_was_lost_is_given_up_by_next_and_by_id_alike() {
-    for by_id in [false, true] {
-        let (store, clock) = memory();
-        let id = store.queue("q").enqueue(Message::new("x").ttl(10 * SECOND)).unwrap().id();
-        let lost = next(&store.worker("w").unwrap(), "q");
-        clock.advance(HOUR);
-        let other = store.worker("other").unwrap();
-        let claim = if by_id { other.claim_id(id).unwrap().claim() } else { other.claim("q").unwrap() };
-        assert!(claim.is_none(), "by id: {by_id}; it is handed out after its time to live");
-        assert_eq!(row(&store, id).status, Status::Dead, "by id: {by_id}");
-        assert!(matches!(lost.ack(), Err(Error::Stale { .. })));
-        sound(&store);
+fn what_was_handed_out_in_time_outlives_its_time_to_live_whatever_became_of_that() {
+    type End = fn(&Claim);
+    let ends: [(&str, End); 5] = [
+        ("lost", |_| ()),
+        ("failed", |claim| _ = claim.fail("no").unwrap()),
+        ("released", |claim| _ = claim.release().unwrap()),
+        ("deferred", |claim| _ = claim.defer(SECOND).unwrap()),
+        ("limited", |claim| _ = claim.limited(SECOND).unwrap()),
+    ];
+    for (name, end) in ends {
+        for by_id in [false, true] {
+            let (store, clock) = memory();
+            let id = store.queue("q").enqueue(Message::new("x").ttl(10 * SECOND).gate("g")).unwrap().id();
+            assert!(row(&store, id).expires_at.is_some());
+            end(&next(&store.worker("w").unwrap(), "q"));
+            assert_eq!(row(&store, id).expires_at, None, "{name}");
+            clock.advance(HOUR);
+            assert_eq!(store.prune().unwrap(), 0, "{name}");
+            let other = store.worker("other").unwrap();
+            let claim = if by_id { other.claim_id(id).unwrap().claim() } else { other.claim("q").unwrap() };
+            assert!(claim.is_some(), "{name}, by id: {by_id}");
+            sound(&store);
+        }
     }
 }
 

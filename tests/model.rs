@@ -221,7 +221,7 @@ impl Model {
         row.incarnation = incarnation;
         row.lease_until = Some(awake + LEASE);
         row.claimed_at = time;
-        row.due = None;
+        (row.due, row.expires) = (None, None);
         row.token += 1;
         row.epoch = epoch;
         row.attempts += 1;

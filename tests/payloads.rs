@@ -2,7 +2,9 @@
 #![cfg(feature = "testing")]
 
 mod common;
+mod support;
 
+use std::io::Read;
 use std::time::Duration;
 
 use common::{Folder, HOUR, SECOND, memory, memory_with, next, row, sound};
@@ -11,6 +13,7 @@ use relet::{
     Clock, Durability, ERROR_MAX, Error, Filter, Message, PAYLOAD_MAX, PAYLOAD_MAX_LIMIT, Retry, Settled, Status,
     Store, Verdict,
 };
+use support::{Child, Dir, part};
 
 /// `size` bytes that no shift or cut leaves equal.
 fn bytes(size: usize) -> Vec<u8> {
@@ -204,6 +207,10 @@ fn a_damaged_payload_is_not_handed_out() {
         (5000, "UPDATE relet_payloads SET payload = x''"),
         (5000, "DELETE FROM relet_payloads"),
         (5000, "UPDATE relet_messages SET payload = x''"),
+        (300_000, "UPDATE relet_payloads SET payload = zeroblob(300000)"),
+        (300_000, "UPDATE relet_payloads SET payload = zeroblob(290000)"),
+        (300_000, "DELETE FROM relet_payloads"),
+        (300_000, "UPDATE relet_messages SET payload_crc = payload_crc + 1"),
     ];
     for (at, (size, damage)) in ways.into_iter().enumerate() {
         for state in ["ready", "by id", "deferred", "void", "grouped"] {
@@ -244,6 +251,78 @@ fn a_damaged_payload_is_not_handed_out() {
             sound(&store);
         }
     }
+}
+
+/// In every way of claiming.
+#[test]
+fn many_large_payloads_come_out_whole_beside_damaged_ones() {
+    let folder = Folder::new();
+    let store = Store::options().durability(Durability::Normal).open(folder.file()).unwrap();
+    let sizes = [300_000, 10, 400_000, 3_000, 256 << 10, (256 << 10) - 1];
+    let ids: Vec<_> = sizes.iter().map(|size| store.queue("q").enqueue(bytes(*size)).unwrap().id()).collect();
+    let harm = "UPDATE relet_payloads SET payload = zeroblob(length(payload)) WHERE message = ?1";
+    Connection::open(folder.file()).unwrap().execute(harm, [ids[2].get()]).unwrap();
+    let worker = store.worker("w").unwrap();
+    let claims = worker.claim_batch("q", sizes.len()).unwrap();
+    let found: Vec<_> = claims.iter().map(|claim| (claim.id(), claim.payload().to_vec())).collect();
+    let good = ids.iter().zip(sizes).filter(|(id, _)| **id != ids[2]);
+    assert_eq!(found, good.map(|(id, size)| (*id, bytes(size))).collect::<Vec<_>>());
+    assert_eq!(row(&store, ids[2]).status, Status::Dead);
+    for claim in &claims {
+        claim.release().unwrap();
+    }
+    assert_eq!(store.purge_dead(Duration::ZERO).unwrap(), 1);
+    let Verdict::Claimed(claim) = worker.claim_id(ids[0]).unwrap() else { panic!("it is free") };
+    assert_eq!(claim.payload(), bytes(sizes[0]));
+    sound(&store);
+}
+
+/// A payload that does not fit into memory was the end of its process, before the claim was committed: for ever, and for all behind it.
+#[test]
+fn a_payload_that_does_not_fit_into_memory_hides_nothing() {
+    const MIB: usize = 1 << 20;
+    let dir = Dir::new("memory");
+    let path = dir.join("store.db");
+    let options = || Store::options().durability(Durability::Normal).reserve(0).payload_max(256 * MIB);
+    let store = options().open(&path).unwrap();
+    let large = Message::new(Vec::new()).max_attempts(1).priority(1);
+    let large = store.queue("q").enqueue_from(large, std::io::repeat(7).take(192 * MIB as u64)).unwrap().id();
+    store.queue("q").enqueue("small").unwrap();
+    let mut child = Child::start("role_claims_with_little_memory", &[path.to_str().unwrap()]);
+    match child.hear().as_deref() {
+        Some("no limit") => return println!("skipped: this system does not limit memory"),
+        said => assert_eq!(said, Some("got small")),
+    }
+    let dead = row(&store, large);
+    assert_eq!((dead.status, dead.attempts), (Status::Dead, 1));
+    assert!(dead.last_error.unwrap().contains("does not fit into the memory"));
+    // Who has enough of it gets it.
+    drop(child);
+    store.redrive(large).unwrap();
+    let worker = store.worker("roomy").unwrap();
+    assert_eq!(next(&worker, "q").payload().len(), 192 * MIB);
+}
+
+#[test]
+#[ignore = "a role that another test plays in a child process"]
+fn role_claims_with_little_memory() {
+    let Some(part) = part("role_claims_with_little_memory") else { return };
+    let store = Store::options().durability(Durability::Normal).reserve(0).open(part.path()).unwrap();
+    let worker = store.worker("poor").unwrap();
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let size = status.lines().find_map(|line| line.strip_prefix("VmSize:")?.trim().strip_suffix(" kB")?.parse().ok());
+    let is_limited = size.is_some_and(|kib: u64| {
+        let limit = format!("--as={}", (kib << 10) + (96 << 20));
+        let pid = std::process::id().to_string();
+        std::process::Command::new("prlimit").args(["--pid", &pid, &limit]).status().is_ok_and(|end| end.success())
+    });
+    if !is_limited {
+        return part.say("no limit");
+    }
+    let claim = worker.claim("q").unwrap().expect("there is the small one");
+    part.say(format_args!("got {}", String::from_utf8_lossy(claim.payload())));
+    claim.release().unwrap();
+    part.hear();
 }
 
 #[test]

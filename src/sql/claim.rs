@@ -738,7 +738,7 @@ fn take(
         });
     }
     retry_queue::take(tx, &record)?;
-    details::end_to_wait(tx.conn, &record)?;
+    details::handed_out(tx.conn, &mut record)?;
     let resumed_while_held = how == How::Resumed && record.is_held();
     let gate = match record.gate {
         Some(gate) => {

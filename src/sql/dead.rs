@@ -6,6 +6,7 @@ use rusqlite::{Connection, params};
 
 use crate::error::{Error, Result};
 use crate::message::MessageId;
+use crate::receipt::Receipt;
 use crate::sql::counters::Place;
 use crate::sql::{Extras, Payload, Record, Tx, details, finished, groups, keys, payloads, retry_queue};
 use crate::state::{Event, Status};
@@ -55,6 +56,14 @@ pub(crate) fn spoiled(tx: &Tx<'_>, record: &Record, payload: &Payload) -> Option
 pub(crate) fn give_up_spoiled(tx: &mut Tx<'_>, record: &Record, reason: &str) -> Result<()> {
     tx.durable |= reason == DAMAGED;
     give_up(tx, record, Some(reason), None, By::Another)
+}
+
+/// Gives up a message whose payload turned out damaged when this claim of it was made, unless that is over.
+pub(crate) fn give_up_damaged(tx: &mut Tx<'_>, receipt: Receipt) -> Result<()> {
+    match Record::load(tx.conn, receipt.id().get())? {
+        Some(record) if record.is_held() && record.receipt() == receipt => give_up_spoiled(tx, &record, DAMAGED),
+        _ => Ok(()),
+    }
 }
 
 /// Cancels a live message; its holder's next call says so.

@@ -72,8 +72,19 @@ pub(crate) fn begin_to_wait(conn: &Connection, record: &Record) -> Result<()> {
     Ok(())
 }
 
-/// It is handed out, or has ended.
-pub(crate) fn end_to_wait(conn: &Connection, record: &Record) -> Result<()> {
+/// It is handed out in time: whatever becomes of that claim, its time to live has done its part.
+pub(crate) fn handed_out(conn: &Connection, record: &mut Record) -> Result<()> {
+    const SQL: &str = "UPDATE main.relet_details SET expires_at = NULL WHERE message = ?1";
+    if record.expires_at.is_some() {
+        end_to_wait(conn, record)?;
+        conn.prepare_cached(SQL)?.execute([record.id])?;
+        record.expires_at = None;
+    }
+    Ok(())
+}
+
+/// It waits no more.
+fn end_to_wait(conn: &Connection, record: &Record) -> Result<()> {
     const SQL: &str = "DELETE FROM main.relet_expiry WHERE expires_at = ?1 AND message = ?2";
     if let Some(expires_at) = record.expires_at {
         conn.prepare_cached(SQL)?.execute([expires_at, record.id])?;

@@ -15,7 +15,7 @@ pub(crate) const INLINE_MAX: usize = 2048;
 /// of what is read, and costs some µs to open: 0.8 times as fast as a value at 16 KiB, 0.94 at 64 KiB, 1.06 (written) and 1.13
 /// (read) at 256 KiB, 3 times at 16 MiB read. Written, 16 MiB are 0.7 times as fast, since what exceeds SQLite's cache goes into
 /// the log twice; but as a value they would be in memory three times. (`cargo bench --bench payloads -- ways`)
-const BLOB_FROM: usize = 256 << 10;
+pub(crate) const BLOB_FROM: usize = 256 << 10;
 
 /// Bytes that are read at once at least, and into how many pieces a payload is cut at most. SQLite finds a place in a payload by
 /// walking there from its beginning, so many small pieces of a long one would take forever.
@@ -100,6 +100,18 @@ pub(crate) fn size(conn: &Connection, message: i64) -> Result<Option<usize>> {
     const SQL: &str = "SELECT length(payload) FROM main.relet_payloads WHERE message = ?1";
     let size: Option<i64> = conn.prepare_cached(SQL)?.query_row([message], |row| row.get(0)).optional()?;
     Ok(size.map(|size| usize::try_from(size).unwrap_or(0)))
+}
+
+/// The payload beside a message, if it is to be read and is not so large that it had better be left; `None`: there is none.
+pub(crate) fn small(conn: &Connection, message: i64, read: bool) -> Result<Option<Payload>> {
+    const SQL: &str = "SELECT length(payload), CASE WHEN length(payload) < ?2 THEN payload END
+                         FROM main.relet_payloads WHERE message = ?1";
+    let below = if read { BLOB_FROM as i64 } else { 0 };
+    let found = conn.prepare_cached(SQL)?.query_row(params![message, below], |row| {
+        let payload = row.get::<_, Option<Vec<u8>>>(1)?;
+        Ok(payload.map_or(Payload::Left(usize::try_from(row.get::<_, i64>(0)?).unwrap_or(0)), Payload::Read))
+    });
+    Ok(found.optional()?)
 }
 
 /// The payload beside a message; nothing where the row is missing, which its checksum will tell.

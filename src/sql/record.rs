@@ -47,6 +47,7 @@ impl Extras {
 /// What a claim does with a payload that lies beside its message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Large {
+    /// It is read; from [`payloads::BLOB_FROM`] on when the claim is committed, so that a process which dies of it has crashed.
     Read,
     Leave,
 }
@@ -214,11 +215,10 @@ impl Record {
     ) -> Result<(Record, Payload)> {
         let payload = match (payload, large) {
             (Some(payload), _) => Payload::Read(payload),
-            (None, Large::Read) => Payload::Read(payloads::read(conn, record.id)?),
-            (None, Large::Leave) => match payloads::size(conn, record.id)? {
+            (None, large) => match payloads::small(conn, record.id, large == Large::Read)? {
                 // One that is not there is read as an empty one, which its checksum tells.
-                None | Some(0) => Payload::Read(Vec::new()),
-                Some(size) => Payload::Left(size),
+                None | Some(Payload::Left(0)) => Payload::Read(Vec::new()),
+                Some(payload) => payload,
             },
         };
         Ok((record.complete(conn)?, payload))
