@@ -95,6 +95,11 @@ impl Now {
         if instant >= INSTANT_MAX { instant } else { instant.saturating_add(self.skew).clamp(0, INSTANT_MAX) }
     }
 
+    /// The instant of the store's time that is shown as this one: what [`Now::shown`] made of it, undone.
+    pub(crate) fn of_shown(self, shown: i64) -> i64 {
+        if shown >= INSTANT_MAX { shown } else { shown.saturating_sub(self.skew).clamp(0, INSTANT_MAX) }
+    }
+
     /// An instant of the wall clock, as the store's time names it now.
     pub(crate) fn of_wall(self, instant: i64) -> i64 {
         if instant >= INSTANT_MAX { instant } else { self.time.saturating_add(instant - self.wall) }

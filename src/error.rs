@@ -276,6 +276,12 @@ pub enum Error {
         /// What is in the way.
         detail: String,
     },
+    /// The message is none that a store takes over from another one.
+    #[error("the message cannot be imported: {problem}")]
+    NotImported {
+        /// What is wrong with it, and what to do.
+        problem: &'static str,
+    },
     /// The file is damaged. Run `relet doctor`, restore a backup.
     #[error("the store is damaged: {detail}; run `relet doctor`")]
     Corrupt {

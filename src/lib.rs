@@ -37,6 +37,7 @@ mod sql;
 mod state;
 mod store;
 mod ticket;
+mod transfer;
 mod view;
 mod waker;
 mod worker;

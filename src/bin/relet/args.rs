@@ -281,25 +281,25 @@ pub(crate) enum Command {
     },
     /// Write every live message and dead letter to stdout, as JSON lines that `import` reads.
     ///
-    /// payload is always a string here (payload_base64 where it is no text), so that no byte of it changes. Others may go
-    /// on meanwhile; what they finish is left out. For an exact copy use `backup`.
+    /// payload is always a string here (payload_base64 where it is no text), so that no byte of it changes; one above 1 MiB
+    /// follows in pieces, a line each. Others may go on meanwhile; what they finish is left out. A payload that does not match
+    /// its checksum is left out and named, and the exit code is 1. Queues' settings, gates' limits and schedules are not
+    /// written. For an exact copy of everything use `backup`.
     Export {
         /// Only this queue's.
         queue: Option<String>,
     },
-    /// Enqueue the messages that `export` wrote, from stdin. Creates the store.
+    /// Store the messages that `export` wrote, from stdin, each with its history. Creates the store.
     ///
-    /// Ids are new, and budgets (attempts, crashes, deferrals) start anew. What was in processing can be claimed by
-    /// anyone; what waited for an instant still does. A key that a live message has by now stores nothing. A line needs
-    /// queue and payload (a string, or any other JSON value) or payload_base64; a bad line is named by its number, and
-    /// the others are imported.
+    /// All that a line says is kept, but for the id, which is new, and for who held the message: what was in processing can be
+    /// claimed by anyone, once its due_at has come. Dead letters stay dead letters (`dead redrive` makes them live). A live
+    /// message whose key a live one has is not stored. What has no key is stored again by a second import; after an import
+    /// that has stopped at a line, go on with `tail -n +LINE`.
     ///
-    /// Dead letters are left out, unless --dead asks for them.
-    Import {
-        /// Take the dead letters, and only them: as live messages that are tried again.
-        #[arg(long)]
-        dead: bool,
-    },
+    /// A line by hand needs queue and payload, or payload_base64. A string is the payload; any other JSON value is taken as its
+    /// text, byte by byte, also null. due_at is an instant of the calendar unless due_on_wall is false. A bad line, also one
+    /// with a member that there is not, is named by its number, and the others are imported; then the exit code is 1.
+    Import,
     /// Delete what is finished and past --retention, make dead letters of what has expired, give free pages back.
     Prune,
     /// Print the completions for a shell.
@@ -336,7 +336,7 @@ pub(crate) struct Enqueue {
     pub(crate) payload: Option<OsString>,
     /// Store each line of stdin as a message of its own.
     ///
-    /// A line's bytes are the payload, without the line break; empty lines are skipped. If the first line begins with
+    /// A line's bytes are the payload, without the line break; empty lines are skipped, and a byte order mark in front. If the first line begins with
     /// `{`, every line must be JSON; --lines=text and --lines=json say which it is. A bad line is named by its number and
     /// the others are stored; then the exit code is 1. A line is stored as soon as it is there, also while stdin stays
     /// open, and many at once where many are there. With --json one object with line and id is printed for each, after
