@@ -29,6 +29,7 @@ mod random;
 mod receipt;
 mod repair;
 mod reserve;
+mod restore;
 mod retry;
 mod schedule;
 mod seat;

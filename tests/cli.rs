@@ -265,7 +265,7 @@ fn the_store_is_named_by_d_or_by_the_environment() {
 }
 
 #[test]
-fn only_enqueue_and_import_make_a_store() {
+fn only_what_brings_something_makes_a_store() {
     let place = Place::new();
     for line in [
         "stats",
@@ -973,7 +973,7 @@ fn prune_deletes_what_is_past_its_retention() {
 
 #[test]
 fn completions_and_manual_name_every_command() {
-    let commands = "demo enqueue claim ack fail reject defer limited release extend route cancel stats list show why retry-queue stuck gate pause resume queue workers dead doctor backup export import prune completions man";
+    let commands = "demo enqueue claim ack fail reject defer limited release extend route cancel stats list show why retry-queue stuck gate pause resume queue workers dead doctor backup restore export import prune completions man";
     let man = run(relet(["man"]), b"");
     let bash = run(relet(["completions", "bash"]), b"");
     let help = run(relet(["--help"]), b"");

@@ -118,3 +118,17 @@ pub(crate) fn copy_into(conn: &Connection, file: &std::path::Path) -> Result<()>
     conn.execute(SQL, [name]).map_err(|error| Error::Backup { path: file.to_owned(), detail: error.to_string() })?;
     Ok(())
 }
+
+/// What is wrong with the file as such; `None` where it is whole.
+pub(crate) fn damage(conn: &Connection) -> Result<Option<String>> {
+    const SQL: &str = "PRAGMA main.integrity_check(1)";
+    let found: String = conn.query_row(SQL, [], |row| row.get(0))?;
+    Ok(Some(found).filter(|found| found != "ok"))
+}
+
+/// Brings the log into the file and removes it, if nobody else has the file open. Returns how the file is written from now on: "delete"
+/// if that was done.
+pub(crate) fn end_log(conn: &Connection) -> Result<String> {
+    const SQL: &str = "PRAGMA main.journal_mode = DELETE";
+    Ok(conn.query_row(SQL, [], |row| row.get(0))?)
+}

@@ -36,7 +36,7 @@ EXIT CODES:
   3   nothing there: nothing to claim, no such message, queue, gate, schedule or store
   4   the claim was lost, the message is held, or the worker's label is taken
   5   stuck or doctor found something
-  75  busy: another process kept the store locked for the whole --busy-wait
+  75  busy: another process kept the store locked for the whole --busy-wait, or has open what is to be restored
   130 demo was told to stop; work was told to stop at once
   Of several outcomes, the worst one counts. A reader that goes away (a closed pipe) is no failure.";
 
@@ -54,7 +54,7 @@ pub(crate) struct Cli {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Global options")]
 pub(crate) struct Global {
-    /// The store: a SQLite file. `enqueue`, `import`, `gate set`, `queue set` and `schedule add` create it, the others do not.
+    /// The store: a SQLite file. `enqueue`, `import`, `restore`, `gate set`, `queue set` and `schedule add` create it, the others do not.
     // Not a PathBuf, since an empty RELET_DB means that none is named.
     #[arg(short, long, global = true, env = "RELET_DB", hide_env_values = true, value_name = "FILE")]
     pub(crate) db: Option<OsString>,
@@ -275,9 +275,23 @@ pub(crate) enum Command {
     /// Write a copy of the store to a new file, while others go on.
     ///
     /// The copy is whole, in one file; receipts that the original issues from now on are worth nothing in it.
+    ///
+    /// To go back to it: stop all that has the store open, then `relet -d STORE restore COPY`. Never copy it over the file with
+    /// `cp`: the log beside the file would be taken for the copy's, and damage it.
     Backup {
         /// The new file.
         dest: PathBuf,
+    },
+    /// Replace the store by a copy of another file, a backup, or make one of it.
+    ///
+    /// What was there is gone with its log, also where it was damaged. The copy is a store of its own: no receipt from before is
+    /// worth anything, and what was held can be claimed by anyone. A kill or a power cut on its way leaves the old store or the
+    /// new one, each whole (and perhaps a file *.part, which can be deleted). Exits with 75, and changes nothing, while anybody
+    /// has the store open or a worker of it lives; with 1 where the source is damaged or no store.
+    Restore {
+        /// The file that it is copied from. It may be in use.
+        #[arg(value_name = "SRC")]
+        source: PathBuf,
     },
     /// Write every live message and dead letter to stdout, as JSON lines that `import` reads.
     ///

@@ -118,6 +118,7 @@ fn run(cli: &Cli, out: &mut Out) -> Outcome {
         Command::Metrics => look::metrics(global, out),
         Command::Doctor { repair } => look::doctor(global, out, *repair),
         Command::Backup { dest } => upkeep::backup(global, out, dest),
+        Command::Restore { source } => upkeep::restore(global, out, source),
         Command::Export { queue } => transfer::export(global, out, queue.as_deref()),
         Command::Import => transfer::import(global, out),
         Command::Prune => upkeep::prune(global, out),
