@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -147,6 +147,14 @@ pub(crate) fn and_its_log(path: &Path, detail: String) -> String {
         ),
         _ => detail,
     }
+}
+
+/// Whether a file that SQLite cannot read has been one of its own once: it begins like one, or its beginning is lost.
+pub(crate) fn was_a_database(path: &Path) -> bool {
+    const BEGIN: &[u8; 16] = b"SQLite format 3\0";
+    let mut begin = [0; BEGIN.len()];
+    let read = File::open(path).and_then(|mut file| file.read_exact(&mut begin));
+    read.is_ok() && (begin == *BEGIN || begin == [0; BEGIN.len()])
 }
 
 /// Brings the names in a file's folder to the disk.

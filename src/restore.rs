@@ -197,38 +197,35 @@ impl Old {
         if files::has_log_of_another(&self.path) {
             return Ok(None);
         }
-        let conn = db::connect(&self.path, options)?;
-        // Or SQLite would leave the log, and say in the file that there is none.
-        db::checkpoint_on_close(&conn, true)?;
         let locked = db::patiently(options.busy_wait, || {
-            if !meta::exists(&conn)? {
-                let detail = "what is there is an SQLite database, but no relet store; move it away, or name the store";
-                return match meta::is_empty(&conn)? {
-                    true => self.lock_out(&conn),
-                    false => Err(Error::Restore { path: self.path.clone(), detail: detail.into() }),
-                };
+            let conn = db::connect(&self.path, options)?;
+            if meta::exists(&conn)? {
+                if presence::any_alive(&self.folder, &workers::all(&conn)?) {
+                    return Err(in_use(&self.path, "a worker of it lives, or a command that it has started; stop it"));
+                }
+            } else if !meta::is_empty(&conn)? {
+                return Err(self.is_no_store("it is a database, but no relet store"));
             }
-            if presence::any_alive(&self.folder, &workers::all(&conn)?) {
-                return Err(in_use(&self.path, "a worker of it lives, or a command that it has started; stop it"));
+            // Or SQLite would leave the log, and say in the file that there is none.
+            db::checkpoint_on_close(&conn, true)?;
+            match meta::end_log(&conn)?.as_str() {
+                "delete" => conn.execute_batch("BEGIN EXCLUSIVE")?,
+                _ => return Err(Error::Busy { waited: Duration::ZERO }),
             }
-            self.lock_out(&conn)
+            Ok(conn)
         });
         match locked {
-            Ok(()) => Ok(Some(conn)),
+            Ok(conn) => Ok(Some(conn)),
             Err(Error::Busy { .. }) => Err(in_use(&self.path, "another process has it open; stop it")),
-            Err(Error::Corrupt { .. }) => {
-                db::checkpoint_on_close(&conn, false)?;
-                Ok(None)
-            }
+            Err(Error::Corrupt { .. }) if files::was_a_database(&self.path) => Ok(None),
+            Err(Error::Corrupt { .. }) => Err(self.is_no_store("it is no SQLite database")),
             Err(error) => Err(error),
         }
     }
 
-    fn lock_out(&self, conn: &Connection) -> Result<()> {
-        match meta::end_log(conn)?.as_str() {
-            "delete" => Ok(conn.execute_batch("BEGIN EXCLUSIVE")?),
-            _ => Err(Error::Busy { waited: Duration::ZERO }),
-        }
+    fn is_no_store(&self, what: &str) -> Error {
+        let detail = format!("{what}; move it away, or name the store");
+        Error::Restore { path: self.path.clone(), detail }
     }
 }
 
