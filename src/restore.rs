@@ -6,7 +6,6 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use rusqlite::{Connection, OpenFlags};
 
@@ -208,10 +207,7 @@ impl Old {
             }
             // Or SQLite would leave the log, and say in the file that there is none.
             db::checkpoint_on_close(&conn, true)?;
-            match meta::end_log(&conn)?.as_str() {
-                "delete" => conn.execute_batch("BEGIN EXCLUSIVE")?,
-                _ => return Err(Error::Busy { waited: Duration::ZERO }),
-            }
+            meta::end_log(&conn)?;
             Ok(conn)
         });
         match locked {
@@ -233,7 +229,8 @@ fn in_use(path: &Path, detail: &'static str) -> Error {
     Error::InUse { path: path.to_owned(), detail }
 }
 
-#[cfg(all(test, unix))]
+#[cfg(test)]
+#[cfg(unix)]
 mod tests {
     use super::*;
     use crate::view::Filter;

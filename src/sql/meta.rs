@@ -1,5 +1,7 @@
 //! `relet_meta`: what is true of the whole store.
 
+use std::time::Duration;
+
 use rusqlite::types::{FromSql, ToSql};
 use rusqlite::{Connection, OptionalExtension, params};
 
@@ -126,9 +128,15 @@ pub(crate) fn damage(conn: &Connection) -> Result<Option<String>> {
     Ok(Some(found).filter(|found| found != "ok"))
 }
 
-/// Brings the log into the file and removes it, if nobody else has the file open. Returns how the file is written from now on: "delete"
-/// if that was done.
-pub(crate) fn end_log(conn: &Connection) -> Result<String> {
+/// Brings the log into the file and removes it, and locks the file against everybody for as long as this connection is open.
+///
+/// # Errors
+/// [`Error::Busy`] where anybody else has the file open.
+pub(crate) fn end_log(conn: &Connection) -> Result<()> {
     const SQL: &str = "PRAGMA main.journal_mode = DELETE";
-    Ok(conn.query_row(SQL, [], |row| row.get(0))?)
+    let mode: String = conn.query_row(SQL, [], |row| row.get(0))?;
+    match mode.as_str() {
+        "delete" => Ok(conn.execute_batch("BEGIN EXCLUSIVE")?),
+        _ => Err(Error::Busy { waited: Duration::ZERO }),
+    }
 }
