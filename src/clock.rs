@@ -361,6 +361,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_is_shown_is_found_again_however_the_clock_was_set() {
+        for skew in [-3_600_000, -1, 0, 1, 86_400_000] {
+            let now = Now { time: 1_700_000_000_000, wall: 1_700_000_000_000 + skew, awake: 0, skew };
+            for instant in [100_000_000, now.time, now.wall, INSTANT_MAX] {
+                assert_eq!(now.of_shown(now.shown(instant)), instant, "{skew}");
+            }
+        }
+    }
+
+    #[test]
     fn the_offsets_of_a_time_namespace_are_read() {
         assert_eq!(parse_offsets("monotonic           0         0\nboottime            0         0\n"), (0, 0));
         assert_eq!(parse_offsets("monotonic      100000 500000000\nboottime       -7 0\n"), (100_000_500, -7_000));

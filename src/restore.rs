@@ -255,18 +255,18 @@ mod tests {
     }
 
     /// Restores in another process, which dies at this step.
-    fn die_at(step: usize, source: &Path, path: &Path) {
-        let part = [step.to_string().as_str(), source.to_str().unwrap(), path.to_str().unwrap()].join("\n");
+    fn die_at(step: Step, source: &Path, path: &Path) {
+        let part = [format!("{step:?}").as_str(), source.to_str().unwrap(), path.to_str().unwrap()].join("\n");
         let mut command = std::process::Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "restore::tests::child"]).env(CHILD, part);
-        assert!(!command.output().unwrap().status.success(), "it died at {:?}", STEPS[step]);
+        assert!(!command.output().unwrap().status.success(), "it died at {step:?}");
     }
 
     #[test]
     fn child() {
         let Ok(part) = std::env::var(CHILD) else { return };
         let part: Vec<&str> = part.split('\n').collect();
-        let step = STEPS[part[0].parse::<usize>().unwrap()];
+        let step = STEPS.into_iter().find(|step| format!("{step:?}") == part[0]).unwrap();
         let mut die = |done| {
             if done == step {
                 std::process::abort()
@@ -281,28 +281,28 @@ mod tests {
 
     #[test]
     fn whatever_ends_it_leaves_the_old_store_or_the_new_one() {
-        for step in 0..STEPS.len() {
+        for step in STEPS {
             let folder = folder("relet-restore");
             let (source, path) = (folder.path().join("copy.db"), folder.path().join("store.db"));
             make(&source, &["new"]);
             make(&path, &["old 1", "old 2"]);
             die_at(step, &source, &path);
-            let wanted: &[&str] = if STEPS[step] == Step::Replaced { &["new"] } else { &["old 1", "old 2"] };
-            assert_eq!(payloads(&path).unwrap(), wanted, "{:?}", STEPS[step]);
+            let wanted: &[&str] = if step == Step::Replaced { &["new"] } else { &["old 1", "old 2"] };
+            assert_eq!(payloads(&path).unwrap(), wanted, "{step:?}");
             Store::restore(&source, &path).unwrap();
-            assert_eq!(payloads(&path).unwrap(), ["new"], "{:?}", STEPS[step]);
+            assert_eq!(payloads(&path).unwrap(), ["new"], "{step:?}");
         }
     }
 
     /// Where there was none, there is none or the new one, under one name.
     #[test]
     fn whatever_ends_it_leaves_no_store_or_the_new_one() {
-        for step in [0, 1, 4] {
+        for step in [Step::Copied, Step::Synced, Step::Replaced] {
             let folder = folder("relet-restore");
             let (source, path) = (folder.path().join("copy.db"), folder.path().join("store.db"));
             make(&source, &["new"]);
             die_at(step, &source, &path);
-            match STEPS[step] {
+            match step {
                 Step::Replaced => assert_eq!(payloads(&path).unwrap(), ["new"]),
                 _ => assert!(!path.exists()),
             }
@@ -312,7 +312,7 @@ mod tests {
     /// A file that was replaced while its log lay there: at no step does the log lie beside the new file.
     #[test]
     fn no_log_ever_lies_beside_a_file_that_it_does_not_belong_to() {
-        for step in 0..STEPS.len() {
+        for step in STEPS {
             let folder = folder("relet-restore");
             let (source, path) = (folder.path().join("copy.db"), folder.path().join("store.db"));
             make(&source, &["new"]);
@@ -323,14 +323,14 @@ mod tests {
             let is_known = files::has_log_of_another(&path); // not where there are no attributes
             die_at(step, &source, &path);
             let found = payloads(&path);
-            match STEPS[step] {
+            match step {
                 Step::Replaced => assert_eq!(found.unwrap(), ["new"]),
                 Step::Cleared => assert!(found.unwrap().is_empty() || !is_known),
                 _ if is_known => assert!(found.unwrap_err().to_string().contains("log of another file")),
                 _ => {}
             }
             Store::restore(&source, &path).unwrap();
-            assert_eq!(payloads(&path).unwrap(), ["new"], "{:?}", STEPS[step]);
+            assert_eq!(payloads(&path).unwrap(), ["new"], "{step:?}");
         }
     }
 }

@@ -3,7 +3,7 @@
 
 mod support;
 
-use std::io::Read;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -152,19 +152,12 @@ fn a_worker_that_lives_or_its_command_is_waited_for_by_nobody_and_refuses_the_re
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    let mut pid = Vec::new();
-    let out = worker.stdout.as_mut().unwrap();
-    for byte in out.bytes() {
-        match byte.unwrap() {
-            b'\n' => break,
-            digit => pid.push(digit),
-        }
-    }
+    let mut pid = String::new();
+    BufReader::new(worker.stdout.as_mut().unwrap()).read_line(&mut pid).unwrap();
     refused(&dir, &copy, &path, "another process");
     worker.kill().unwrap();
     worker.wait().unwrap();
     refused(&dir, &copy, &path, "a command that it has started");
-    let pid = String::from_utf8(pid).unwrap();
     assert!(Command::new("kill").args(["-9", pid.trim()]).status().unwrap().success());
     support::eventually("its command is gone", || Store::restore(&copy, &path).is_ok());
     assert_eq!(payloads(&open(&path)), ["kept"]);
@@ -282,7 +275,7 @@ fn a_log_that_has_damaged_a_copy_is_named_with_the_way_out() {
     }
     let log = beside(&path, "-wal");
     assert!(std::fs::metadata(&log).unwrap().len() > 0);
-    let mut wal = std::fs::read(&log).unwrap();
+    let wal = std::fs::read(&log).unwrap();
     std::fs::copy(&copy, &path).unwrap();
     for command in ["stats", "list", "enqueue mail x", "claim mail -w w", "doctor", "export", "prune"] {
         std::fs::copy(&copy, &path).unwrap();
@@ -298,5 +291,4 @@ fn a_log_that_has_damaged_a_copy_is_named_with_the_way_out() {
     let store = open(&path);
     assert_eq!(payloads(&store), ["kept"]);
     assert_eq!(store.list(&Filter::new().status(Status::Pending)).unwrap().len(), 1);
-    wal.clear();
 }
