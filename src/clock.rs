@@ -95,6 +95,11 @@ impl Now {
         if instant >= INSTANT_MAX { instant } else { instant.saturating_add(self.skew).clamp(0, INSTANT_MAX) }
     }
 
+    /// The instant of the store's time that is shown as this one: what [`Now::shown`] made of it, undone.
+    pub(crate) fn of_shown(self, shown: i64) -> i64 {
+        if shown >= INSTANT_MAX { shown } else { shown.saturating_sub(self.skew).clamp(0, INSTANT_MAX) }
+    }
+
     /// An instant of the wall clock, as the store's time names it now.
     pub(crate) fn of_wall(self, instant: i64) -> i64 {
         if instant >= INSTANT_MAX { instant } else { self.time.saturating_add(instant - self.wall) }
@@ -354,6 +359,16 @@ impl Stopwatch {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_shown_is_found_again_however_the_clock_was_set() {
+        for skew in [-3_600_000, -1, 0, 1, 86_400_000] {
+            let now = Now { time: 1_700_000_000_000, wall: 1_700_000_000_000 + skew, awake: 0, skew };
+            for instant in [100_000_000, now.time, now.wall, INSTANT_MAX] {
+                assert_eq!(now.of_shown(now.shown(instant)), instant, "{skew}");
+            }
+        }
+    }
 
     #[test]
     fn the_offsets_of_a_time_namespace_are_read() {

@@ -241,7 +241,7 @@ impl Patience {
 }
 
 /// Refuses a schema that is newer than this code. Reads only.
-fn check_version(conn: &Connection) -> Result<Option<i64>> {
+pub(crate) fn check_version(conn: &Connection) -> Result<Option<i64>> {
     if !meta::exists(conn)? {
         return Ok(None);
     }
@@ -433,7 +433,7 @@ fn look_only(path: &Path, options: &Options) -> Result<Readers> {
                 "its log cannot be read or made ({error}): in a folder that cannot be written, a store can be looked at only while another process has it open"
             )))
         }
-        Err(Error::Corrupt { detail }) => Err(refuse(detail)),
+        Err(Error::Corrupt { detail }) => Err(refuse(files::and_its_log(path, detail))),
         Err(error) => Err(error),
     }
 }
@@ -480,7 +480,9 @@ fn cannot_write(path: &Path, error: Error) -> Error {
                 detail: format!("the file, or the log beside it, cannot be written: {inner}"),
             }
         }
-        Error::Corrupt { detail } => Error::Open { path: path.to_owned(), detail: detail.clone() },
+        Error::Corrupt { detail } => {
+            Error::Open { path: path.to_owned(), detail: files::and_its_log(path, detail.clone()) }
+        }
         _ => error,
     }
 }

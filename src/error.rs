@@ -276,6 +276,28 @@ pub enum Error {
         /// What is in the way.
         detail: String,
     },
+    /// A store cannot be replaced while somebody has it open.
+    #[error("{path} is in use: {detail}, and call again")]
+    InUse {
+        /// The store.
+        path: PathBuf,
+        /// Who has it open, and what to do.
+        detail: &'static str,
+    },
+    /// A store could not be restored; it is as it was.
+    #[error("cannot restore {path}: {detail}")]
+    Restore {
+        /// The store that was to be replaced.
+        path: PathBuf,
+        /// What is in the way, and what to do.
+        detail: String,
+    },
+    /// The message is none that a store takes over from another one.
+    #[error("the message cannot be imported: {problem}")]
+    NotImported {
+        /// What is wrong with it, and what to do.
+        problem: &'static str,
+    },
     /// The file is damaged. Run `relet doctor`, restore a backup.
     #[error("the store is damaged: {detail}; run `relet doctor`")]
     Corrupt {

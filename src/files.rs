@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -77,6 +77,19 @@ pub(crate) fn create(path: &Path, private: bool) -> Result<()> {
 /// Refuses what cannot be one store under one name, before anything opens it: what is no plain file, and a file that can be reached by
 /// another name, where SQLite would keep a second log for it.
 pub(crate) fn check(path: &Path) -> Result<()> {
+    check_kind(path)?;
+    if has_log_of_another(path) {
+        let detail = "it is the log of another file, which had this name before: that file was replaced while a process had it open, \
+                      or after one was killed. End the processes that have it open; then remove this log and the -shm beside it, \
+                      if what was committed to the other file last is not wanted any more, or else put that file back. \
+                      (`relet restore SRC` replaces a file and its log together.)";
+        return Err(Error::Open { path: beside(path, "-wal"), detail: detail.into() });
+    }
+    Ok(())
+}
+
+/// As [`check`], and does not ask whose the log is.
+pub(crate) fn check_kind(path: &Path) -> Result<()> {
     let refuse = |detail: String| Err(Error::Open { path: path.to_owned(), detail });
     let file = match std::fs::metadata(path) {
         Ok(file) => file,
@@ -108,15 +121,48 @@ pub(crate) fn check(path: &Path) -> Result<()> {
             _ => {}
         }
     }
-    let log = beside(path, "-wal");
-    let tie = note(&log, TIE);
-    if tie.is_some() && tie != note(path, TIE) {
-        let detail = "it is the log of another file, which had this name before: that file was replaced while a process had it open, \
-                      or after one was killed. End the processes that have it open; then remove this log and the -shm beside it, \
-                      if what was committed to the other file last is not wanted any more, or else put that file back";
-        return Err(Error::Open { path: log, detail: detail.into() });
-    }
     Ok(())
+}
+
+/// Whether the log that lies there is known to be of another file.
+pub(crate) fn has_log_of_another(path: &Path) -> bool {
+    let tie = note(&beside(path, "-wal"), TIE);
+    tie.is_some() && tie != note(path, TIE)
+}
+
+/// What SQLite keeps beside this database, of what is there.
+pub(crate) fn beside_it(path: &Path) -> Vec<PathBuf> {
+    let sides = OF_SQLITE.into_iter().map(|suffix| beside(path, suffix));
+    sides.filter(|side| side.symlink_metadata().is_ok()).collect()
+}
+
+/// What is wrong with a file; and where a log lies beside it, which may be the reason, that and the way out.
+pub(crate) fn and_its_log(path: &Path, detail: String) -> String {
+    let log = beside(path, "-wal");
+    match std::fs::metadata(&log) {
+        Ok(file) if file.len() > 0 => format!(
+            "{detail}; {} lies beside it: if a backup was copied over the file, that log is of the file before and has damaged it; \
+             put the backup there with `relet restore SRC`, which replaces both",
+            log.display()
+        ),
+        _ => detail,
+    }
+}
+
+/// Whether a file that SQLite cannot read has been one of its own once: it begins like one, or its beginning is lost.
+pub(crate) fn was_a_database(path: &Path) -> bool {
+    const BEGIN: &[u8; 16] = b"SQLite format 3\0";
+    let mut begin = [0; BEGIN.len()];
+    let read = File::open(path).and_then(|mut file| file.read_exact(&mut begin));
+    read.is_ok() && (begin == *BEGIN || begin == [0; BEGIN.len()])
+}
+
+/// Brings the names in a file's folder to the disk.
+pub(crate) fn sync_folder(path: &Path) -> std::io::Result<()> {
+    match path.parent() {
+        Some(folder) if cfg!(unix) => File::open(folder)?.sync_all(),
+        _ => Ok(()),
+    }
 }
 
 /// Says of a database's log whose it is, so that it is not taken for that of another file which gets the name: SQLite would write the
@@ -297,6 +343,11 @@ impl InUse {
         file.count += 1;
         Ok(InUse(identity))
     }
+}
+
+/// Whether this process has the file open.
+pub(crate) fn is_open(identity: Identity) -> bool {
+    OPEN.try_lock_for(OPEN_LOCKED).is_none_or(|open| open.contains_key(&identity))
 }
 
 impl Drop for InUse {

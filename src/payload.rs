@@ -1,5 +1,6 @@
 //! A payload on its way out, as a stream.
 
+use std::borrow::Cow;
 use std::io::{self, ErrorKind, Read};
 
 use crate::error::{Error, Result};
@@ -39,7 +40,7 @@ pub struct PayloadReader<'a> {
 }
 
 enum Source<'a> {
-    Memory(&'a [u8]),
+    Memory(Cow<'a, [u8]>),
     File(Pieces<'a>),
 }
 
@@ -64,8 +65,9 @@ struct Pieces<'a> {
 }
 
 impl<'a> PayloadReader<'a> {
-    pub(crate) fn of_memory(payload: &'a [u8]) -> PayloadReader<'a> {
-        PayloadReader { source: Source::Memory(payload), bytes: payload.len(), at: 0 }
+    pub(crate) fn of_memory(payload: impl Into<Cow<'a, [u8]>>) -> PayloadReader<'a> {
+        let payload = payload.into();
+        PayloadReader { bytes: payload.len(), source: Source::Memory(payload), at: 0 }
     }
 
     pub(crate) fn of_file(store: &'a Store, message: i64, bytes: usize, expected: u32) -> PayloadReader<'a> {

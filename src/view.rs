@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::clock::INSTANT_MAX;
-use crate::message::{CRASHES_MAX, MessageId};
+use crate::message::{CRASHES_MAX, DEFERRALS_MAX, MessageId};
 use crate::receipt::Receipt;
 use crate::retry::Retry;
 use crate::state::{Route, Status};
@@ -25,6 +25,12 @@ pub struct Snapshot {
     pub priority: i32,
     /// Not handed out before this instant, in unix ms.
     pub due_at: Option<i64>,
+    /// Whether `due_at` is meant by the calendar, so that it comes when the wall clock says so.
+    pub due_on_wall: bool,
+    /// Why it waits for `due_at`: its last error, or the reason of its deferral; `None` where it has not been tried, or does not wait.
+    pub wait_reason: Option<String>,
+    /// Which failure or deferral of it that was; 0 without a reason.
+    pub wait_count: u32,
     /// Becomes a dead letter at this instant unless it has been handed out, in unix ms; `None` once it was.
     pub expires_at: Option<i64>,
     /// Its deduplication key.
@@ -69,8 +75,52 @@ pub struct Snapshot {
     pub finished_at: Option<i64>,
     /// Size of its payload in bytes.
     pub payload_bytes: usize,
+    /// CRC-32 of its payload as it was enqueued: a payload with another one is damaged.
+    pub payload_crc: u32,
     /// Its payload, where it was asked for.
     pub payload: Option<Vec<u8>>,
+}
+
+impl Snapshot {
+    /// What a message of this queue would be right after it was enqueued, with nothing said about it and without a payload: to be
+    /// filled in, for [`Store::import`](crate::Store::import). Its `max_attempts` is 0, which stands for the queue's.
+    pub fn new(queue: impl Into<String>) -> Snapshot {
+        Snapshot {
+            id: MessageId::new(0),
+            queue: queue.into(),
+            status: Status::Pending,
+            route: Route::Pending,
+            priority: 0,
+            due_at: None,
+            due_on_wall: false,
+            wait_reason: None,
+            wait_count: 0,
+            expires_at: None,
+            key: None,
+            group: None,
+            gate: None,
+            tick_at: None,
+            worker: None,
+            receipt: None,
+            lease_left: None,
+            claimed_at: None,
+            attempts: 0,
+            crashes: 0,
+            deferrals: 0,
+            releases: 0,
+            redrives: 0,
+            max_attempts: 0,
+            max_deferrals: DEFERRALS_MAX,
+            retry: None,
+            last_error: None,
+            dead_reason: None,
+            enqueued_at: INSTANT_MAX,
+            finished_at: None,
+            payload_bytes: 0,
+            payload_crc: 0,
+            payload: None,
+        }
+    }
 }
 
 /// Which messages [`Store::list`](crate::Store::list) lists. All filters hold at the same time.

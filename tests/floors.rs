@@ -21,6 +21,8 @@ const FLOORS: [&[&str]; 7] = [
         "prometheus",
         "schedule",
         "ticket",
+        "transfer",
+        "restore",
     ],
     &["pool"],
     &["workers"],

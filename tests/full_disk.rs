@@ -180,3 +180,31 @@ relet claim mail -w me --json >/dev/null"#,
         assert!(text.contains("disk is full"), "{text}");
     }
 }
+
+/// There is no room for the copy beside the old one: that stays, whole.
+#[test]
+fn a_restore_without_room_leaves_the_old_store() {
+    on_a_disk_of(
+        12 << 10,
+        r#"
+S=/dev/shm/relet-source.$$; trap 'rm -f $S $S.*' EXIT
+head -c 3000000 /dev/zero | tr '\0' x > payload
+relet -d $S enqueue big - < payload >/dev/null 2>&1
+relet -d $S backup $S.copy >/dev/null
+rm payload
+seq 500 | relet enqueue mail --lines=text 2>/dev/null
+head -c 100M /dev/zero > ballast 2>/dev/null && { echo "the disk took 100 MB"; exit 1; }
+
+relet restore $S.copy 2>$S.said && { echo "it found room"; exit 1; }
+grep -q full $S.said || { cat $S.said; exit 1; }
+test -z "$(ls | grep part)" || { ls; exit 1; }
+relet list --limit 1000 --json | wc -l | grep -qx 500
+relet doctor >/dev/null
+# With room it goes through.
+rm ballast
+relet restore $S.copy >/dev/null
+relet list --json | grep -c '"queue":"big"' | grep -qx 1
+relet doctor >/dev/null
+"#,
+    );
+}

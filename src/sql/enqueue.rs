@@ -33,17 +33,8 @@ pub(crate) fn enqueue_spooled(tx: &mut Tx<'_>, queue: &str, message: &Message, s
 
 fn insert(tx: &mut Tx<'_>, queue: &QueueRow, message: &Message, payload: Source<'_>) -> Result<Enqueued> {
     let now = tx.now.time;
-    if let Some(key) = &message.key
-        && let Some(id) = keys::holder(tx.conn, queue.id, key)?
-    {
-        // One that has expired will never be handed out, so it may not stand in the way of one that would be.
-        match Record::load(tx.conn, id)?.filter(|record| record.is_expired(now)) {
-            Some(expired) => dead::give_up(tx, &expired, Some(dead::EXPIRED), None, By::Another)?,
-            None => {
-                tx.touch = true;
-                return Ok(Enqueued { id: MessageId::new(id), existing: true });
-            }
-        }
+    if let Some(existing) = existing(tx, queue, message.key.as_deref())? {
+        return Ok(existing);
     }
     let (due_at, on_wall) = match message.start {
         Start::Now => (None, false),
@@ -85,6 +76,19 @@ fn insert(tx: &mut Tx<'_>, queue: &QueueRow, message: &Message, payload: Source<
     tx.count(queue.id, None, Some(Place::On(message.route)));
     tx.ring(queue.id);
     Ok(Enqueued { id: MessageId::new(row.id), existing: false })
+}
+
+/// The live message of the queue that has this key.
+pub(crate) fn existing(tx: &mut Tx<'_>, queue: &QueueRow, key: Option<&str>) -> Result<Option<Enqueued>> {
+    let Some(key) = key else { return Ok(None) };
+    let Some(id) = keys::holder(tx.conn, queue.id, key)? else { return Ok(None) };
+    // One that has expired will never be handed out, so it may not stand in the way of one that would be.
+    if let Some(expired) = Record::load(tx.conn, id)?.filter(|record| record.is_expired(tx.now.time)) {
+        dead::give_up(tx, &expired, Some(dead::EXPIRED), None, By::Another)?;
+        return Ok(None);
+    }
+    tx.touch = true;
+    Ok(Some(Enqueued { id: MessageId::new(id), existing: true }))
 }
 
 /// What the row of a new message says, beside what the message says itself.

@@ -78,10 +78,8 @@ pub(crate) fn snapshot(conn: &Connection, record: Record, payload: Option<Vec<u8
         Some(payload) => payload.len(),
         None => usize::try_from(record::payload_bytes(conn, record.id)?).unwrap_or(0),
     };
-    let due_at = match record.due_at {
-        Some(due_at) if retry_queue::is_on_wall(conn, &record)? => Some(due_at),
-        due_at => due_at.map(|at| now.shown(at)),
-    };
+    let wait = retry_queue::of(conn, &record)?;
+    let due_at = record.due_at.map(|at| if wait.on_wall { at } else { now.shown(at) });
     Ok(Snapshot {
         id: record.id(),
         queue: queues::name_of(conn, record.queue)?,
@@ -92,6 +90,9 @@ pub(crate) fn snapshot(conn: &Connection, record: Record, payload: Option<Vec<u8
         route: record.route,
         priority: record.priority,
         due_at,
+        due_on_wall: wait.on_wall,
+        wait_reason: wait.reason,
+        wait_count: wait.count,
         expires_at: record.expires_at.map(|at| now.shown(at)),
         key: record.key,
         gate: record.gate.map(|gate| gates::name_of(conn, gate)).transpose()?,
@@ -111,6 +112,7 @@ pub(crate) fn snapshot(conn: &Connection, record: Record, payload: Option<Vec<u8
         enqueued_at: now.shown(record.enqueued_at),
         finished_at: record.finished_at.map(|at| now.shown(at)),
         payload_bytes,
+        payload_crc: record.payload_crc,
         payload,
     })
 }

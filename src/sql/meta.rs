@@ -1,5 +1,7 @@
 //! `relet_meta`: what is true of the whole store.
 
+use std::time::Duration;
+
 use rusqlite::types::{FromSql, ToSql};
 use rusqlite::{Connection, OptionalExtension, params};
 
@@ -117,4 +119,24 @@ pub(crate) fn copy_into(conn: &Connection, file: &std::path::Path) -> Result<()>
     })?;
     conn.execute(SQL, [name]).map_err(|error| Error::Backup { path: file.to_owned(), detail: error.to_string() })?;
     Ok(())
+}
+
+/// What is wrong with the file as such; `None` where it is whole.
+pub(crate) fn damage(conn: &Connection) -> Result<Option<String>> {
+    const SQL: &str = "PRAGMA main.integrity_check(1)";
+    let found: String = conn.query_row(SQL, [], |row| row.get(0))?;
+    Ok(Some(found).filter(|found| found != "ok"))
+}
+
+/// Brings the log into the file and removes it, and locks the file against everybody for as long as this connection is open.
+///
+/// # Errors
+/// [`Error::Busy`] where anybody else has the file open.
+pub(crate) fn end_log(conn: &Connection) -> Result<()> {
+    const SQL: &str = "PRAGMA main.journal_mode = DELETE";
+    let mode: String = conn.query_row(SQL, [], |row| row.get(0))?;
+    match mode.as_str() {
+        "delete" => Ok(conn.execute_batch("BEGIN EXCLUSIVE")?),
+        _ => Err(Error::Busy { waited: Duration::ZERO }),
+    }
 }

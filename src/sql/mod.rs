@@ -12,6 +12,7 @@ pub(crate) mod enqueue;
 pub(crate) mod finished;
 pub(crate) mod gates;
 pub(crate) mod groups;
+pub(crate) mod import;
 pub(crate) mod keys;
 pub(crate) mod lines;
 pub(crate) mod look;

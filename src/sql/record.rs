@@ -184,7 +184,7 @@ impl Record {
         Record::load_with_row_payload(conn, id)?.map(|found| Record::for_claim(conn, found, large)).transpose()
     }
 
-    fn load_with_row_payload(conn: &Connection, id: i64) -> Result<Option<(Record, Option<Vec<u8>>)>> {
+    pub(crate) fn load_with_row_payload(conn: &Connection, id: i64) -> Result<Option<(Record, Option<Vec<u8>>)>> {
         const SQL: &str = select_record!("WHERE m.id = ?1");
         Ok(conn.prepare_cached(SQL)?.query_row([id], Record::read_whole).optional()?)
     }

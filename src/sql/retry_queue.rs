@@ -20,6 +20,24 @@ pub(crate) struct Wait<'a> {
     pub(crate) reason: Option<(&'a str, u32)>,
 }
 
+/// What a message's row here says, beside its instant.
+#[derive(Debug, Default)]
+pub(crate) struct Waits {
+    pub(crate) on_wall: bool,
+    pub(crate) reason: Option<String>,
+    pub(crate) count: u32,
+}
+
+/// What a message waits for; nothing where it does not wait.
+pub(crate) fn of(conn: &Connection, record: &Record) -> Result<Waits> {
+    const SQL: &str = "SELECT on_wall, reason, count FROM main.relet_retry_queue WHERE queue = ?1 AND message = ?2";
+    if record.due_at.is_none() {
+        return Ok(Waits::default());
+    }
+    let read = |row: &rusqlite::Row<'_>| Ok(Waits { on_wall: row.get(0)?, reason: row.get(1)?, count: row.get(2)? });
+    Ok(conn.prepare_cached(SQL)?.query_row([record.queue, record.id], read).optional()?.unwrap_or_default())
+}
+
 /// Puts a message there.
 pub(crate) fn put(tx: &mut Tx<'_>, record: &Record, wait: &Wait<'_>) -> Result<()> {
     const SQL: &str =

@@ -36,7 +36,7 @@ EXIT CODES:
   3   nothing there: nothing to claim, no such message, queue, gate, schedule or store
   4   the claim was lost, the message is held, or the worker's label is taken
   5   stuck or doctor found something
-  75  busy: another process kept the store locked for the whole --busy-wait
+  75  busy: another process kept the store locked for the whole --busy-wait, or has open what is to be restored
   130 demo was told to stop; work was told to stop at once
   Of several outcomes, the worst one counts. A reader that goes away (a closed pipe) is no failure.";
 
@@ -54,7 +54,7 @@ pub(crate) struct Cli {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Global options")]
 pub(crate) struct Global {
-    /// The store: a SQLite file. `enqueue`, `import`, `gate set`, `queue set` and `schedule add` create it, the others do not.
+    /// The store: a SQLite file. `enqueue`, `import`, `restore`, `gate set`, `queue set` and `schedule add` create it, the others do not.
     // Not a PathBuf, since an empty RELET_DB means that none is named.
     #[arg(short, long, global = true, env = "RELET_DB", hide_env_values = true, value_name = "FILE")]
     pub(crate) db: Option<OsString>,
@@ -275,31 +275,45 @@ pub(crate) enum Command {
     /// Write a copy of the store to a new file, while others go on.
     ///
     /// The copy is whole, in one file; receipts that the original issues from now on are worth nothing in it.
+    ///
+    /// To go back to it: stop all that has the store open, then `relet -d STORE restore COPY`. Never copy it over the file with
+    /// `cp`: the log beside the file would be taken for the copy's, and damage it.
     Backup {
         /// The new file.
         dest: PathBuf,
     },
+    /// Replace the store by a copy of another file, a backup, or make one of it.
+    ///
+    /// What was there is gone with its log, also where it was damaged. The copy is a store of its own: no receipt from before is
+    /// worth anything, and what was held can be claimed by anyone. A kill or a power cut on its way leaves the old store or the
+    /// new one, each whole (and perhaps a file *.part, which can be deleted). Exits with 75, and changes nothing, while anybody
+    /// has the store open or a worker of it lives; with 1 where the source is damaged or no store.
+    Restore {
+        /// The file that it is copied from. It may be in use.
+        #[arg(value_name = "SRC")]
+        source: PathBuf,
+    },
     /// Write every live message and dead letter to stdout, as JSON lines that `import` reads.
     ///
-    /// payload is always a string here (payload_base64 where it is no text), so that no byte of it changes. Others may go
-    /// on meanwhile; what they finish is left out. For an exact copy use `backup`.
+    /// payload is always a string here (payload_base64 where it is no text), so that no byte of it changes; one above 1 MiB
+    /// follows in pieces, a line each. Others may go on meanwhile; what they finish is left out. A payload that does not match
+    /// its checksum is left out and named, and the exit code is 1. Queues' settings, gates' limits and schedules are not
+    /// written. For an exact copy of everything use `backup`.
     Export {
         /// Only this queue's.
         queue: Option<String>,
     },
-    /// Enqueue the messages that `export` wrote, from stdin. Creates the store.
+    /// Store the messages that `export` wrote, from stdin, each with its history. Creates the store.
     ///
-    /// Ids are new, and budgets (attempts, crashes, deferrals) start anew. What was in processing can be claimed by
-    /// anyone; what waited for an instant still does. A key that a live message has by now stores nothing. A line needs
-    /// queue and payload (a string, or any other JSON value) or payload_base64; a bad line is named by its number, and
-    /// the others are imported.
+    /// All that a line says is kept, but for the id, which is new, and for who held the message: what was in processing can be
+    /// claimed by anyone, once its due_at has come. Dead letters stay dead letters (`dead redrive` makes them live). A live
+    /// message whose key a live one has is not stored. What has no key is stored again by a second import; after an import
+    /// that has stopped at a line, go on with `tail -n +LINE`.
     ///
-    /// Dead letters are left out, unless --dead asks for them.
-    Import {
-        /// Take the dead letters, and only them: as live messages that are tried again.
-        #[arg(long)]
-        dead: bool,
-    },
+    /// A line by hand needs queue and payload, or payload_base64. A string is the payload; any other JSON value is taken as its
+    /// text, byte by byte, also null. due_at is an instant of the calendar unless due_on_wall is false. A bad line, also one
+    /// with a member that there is not, is named by its number, and the others are imported; then the exit code is 1.
+    Import,
     /// Delete what is finished and past --retention, make dead letters of what has expired, give free pages back.
     Prune,
     /// Print the completions for a shell.
@@ -336,7 +350,7 @@ pub(crate) struct Enqueue {
     pub(crate) payload: Option<OsString>,
     /// Store each line of stdin as a message of its own.
     ///
-    /// A line's bytes are the payload, without the line break; empty lines are skipped. If the first line begins with
+    /// A line's bytes are the payload, without the line break; empty lines are skipped, and a byte order mark in front. If the first line begins with
     /// `{`, every line must be JSON; --lines=text and --lines=json say which it is. A bad line is named by its number and
     /// the others are stored; then the exit code is 1. A line is stored as soon as it is there, also while stdin stays
     /// open, and many at once where many are there. With --json one object with line and id is printed for each, after

@@ -93,7 +93,7 @@ impl From<Error> for Failure {
 /// The exit code that stands for this error.
 pub(crate) fn exit_of(error: &Error) -> Exit {
     match error {
-        Error::Busy { .. } | Error::Pool { .. } => Exit::Busy,
+        Error::Busy { .. } | Error::Pool { .. } | Error::InUse { .. } => Exit::Busy,
         Error::QueueName { .. } | Error::Text { .. } | Error::Range { .. } | Error::Parse { .. } => Exit::Usage,
         Error::CronPattern { .. } | Error::TimeZone { .. } => Exit::Usage,
         Error::Gone { .. } => Exit::Nothing,

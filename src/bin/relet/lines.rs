@@ -5,8 +5,9 @@ use relet::{Message, PAYLOAD_MAX};
 use crate::args::{self, Form, Global};
 use crate::exit::{Failure, Outcome};
 use crate::json;
+use crate::mark;
 use crate::output::Out;
-use crate::stream::Loader;
+use crate::stream::{Bad, Content, Loader};
 
 pub(crate) fn enqueue(global: &Global, out: &mut Out, args: &args::Enqueue) -> Outcome {
     if args.payload.as_ref().is_some_and(|payload| payload != "-") {
@@ -18,18 +19,25 @@ pub(crate) fn enqueue(global: &Global, out: &mut Out, args: &args::Enqueue) -> O
     store.queue(&args.queue).enqueue_all::<Message>([])?;
     Loader::new(&store, out).load(PAYLOAD_MAX, |line| {
         if line.is_empty() {
-            return Ok(None);
+            return Ok(Content::Nothing);
+        }
+        // Who says that it is text gets it as it is. (The mark in front of the first line is gone already.)
+        if form != Form::Text {
+            mark::refuse_wide(&line).map_err(Bad::Stream)?;
         }
         if form == Form::Auto {
             form = if line.starts_with(b"{") { Form::Json } else { Form::Text };
         }
         if form == Form::Json {
+            // Several files may have been put one after the other, each with its mark.
+            let line = mark::strip(&line);
             if line.trim_ascii().is_empty() {
-                return Ok(None);
+                return Ok(Content::Nothing);
             }
-            check_json(&line)?;
+            check_json(line)?;
+            return Ok(Content::One((args.queue.clone(), args.message(line.to_vec()))));
         }
-        Ok(Some((args.queue.clone(), args.message(line))))
+        Ok(Content::One((args.queue.clone(), args.message(line))))
     })
 }
 

@@ -6,7 +6,7 @@
 //! main      the front door: reads the command line, runs a command, turns what came of it into an exit code
 //! args      every command, its arguments and its help      open    which store, and how it is opened
 //! work      enqueue, claim, settle, route, cancel, redrive look    the commands that only look
-//! lines     enqueue --lines    transfer  export, import    upkeep  prune, backup, completions, man
+//! lines     enqueue --lines    transfer  export, import    upkeep  prune, backup, restore, completions, man
 //! control   gates, pauses and what a queue says of its messages
 //! schedule  add, remove and run schedules
 //! run       work: a command for each message              child    one of those commands, from its start to its end
@@ -14,6 +14,7 @@
 //! demo      the failure that relet exists for, and its cure
 //! stream    stdin line by line, in bounded memory, and the batches that its lines are stored in
 //! render    records as objects and as words                json    JSON lines and payloads
+//! mark      what the first bytes of a text say         pieces   large payloads, cut into lines
 //! output    stdout and stderr     exit    exit codes       time    spans, instants, clocks
 //! ```
 
@@ -26,8 +27,10 @@ mod exit;
 mod json;
 mod lines;
 mod look;
+mod mark;
 mod open;
 mod output;
+mod pieces;
 mod render;
 mod run;
 mod schedule;
@@ -115,8 +118,9 @@ fn run(cli: &Cli, out: &mut Out) -> Outcome {
         Command::Metrics => look::metrics(global, out),
         Command::Doctor { repair } => look::doctor(global, out, *repair),
         Command::Backup { dest } => upkeep::backup(global, out, dest),
+        Command::Restore { source } => upkeep::restore(global, out, source),
         Command::Export { queue } => transfer::export(global, out, queue.as_deref()),
-        Command::Import { dead } => transfer::import(global, out, *dead),
+        Command::Import => transfer::import(global, out),
         Command::Prune => upkeep::prune(global, out),
         Command::Completions { shell } => upkeep::completions(out, *shell),
         Command::Man => upkeep::man(out),

@@ -51,7 +51,7 @@ impl Global {
         Ok(self.options().repair(self.file()?)?)
     }
 
-    fn file(&self) -> Outcome<&Path> {
+    pub(crate) fn file(&self) -> Outcome<&Path> {
         match &self.db {
             Some(path) if !path.is_empty() => Ok(Path::new(path)),
             _ => Err(Failure::usage("no store is named; say -d FILE, or set RELET_DB to it")),

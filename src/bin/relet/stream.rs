@@ -6,11 +6,13 @@
 use std::io::{self, BufRead, BufReader, ErrorKind, IsTerminal, Read};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use relet::{Enqueued, Error, Message, Store};
+use relet::{Enqueued, Error, Message, Snapshot, Store};
 
 use crate::exit::{Exit, Failure, Outcome, describe};
 use crate::json::Object;
+use crate::mark;
 use crate::output::{Out, count, say};
+use crate::pieces::{self, Cut, Pieces};
 
 /// Bytes that are read from stdin at once.
 const READ: usize = 1 << 20;
@@ -34,20 +36,32 @@ pub(crate) struct Lines<R> {
     input: BufReader<R>,
     limit: usize,
     number: u64,
+    /// A line that was read, and is to be read again.
+    again: Option<Vec<u8>>,
 }
 
 impl<R: Read> Lines<R> {
     pub(crate) fn new(input: R, limit: usize) -> Lines<R> {
-        Lines { input: BufReader::with_capacity(READ, input), limit, number: 0 }
+        Lines { input: BufReader::with_capacity(READ, input), limit, number: 0, again: None }
     }
 
     /// Whether the next line is here in whole, so that reading it does not wait.
     pub(crate) fn is_ready(&self) -> bool {
-        self.input.buffer().contains(&b'\n')
+        self.again.is_some() || self.input.buffer().contains(&b'\n')
+    }
+
+    /// Has the line that was read last come again.
+    pub(crate) fn put_back(&mut self, line: Vec<u8>) {
+        self.number -= 1;
+        self.again = Some(line);
     }
 
     /// The next line and its number, from 1 on. The last one needs no line break.
     pub(crate) fn next(&mut self) -> io::Result<Option<(u64, Line)>> {
+        if let Some(line) = self.again.take() {
+            self.number += 1;
+            return Ok(Some((self.number, Line::Whole(line))));
+        }
         let mut line = Vec::new();
         let (mut bytes, mut last) = (0_u64, None);
         loop {
@@ -63,8 +77,8 @@ impl<R: Read> Lines<R> {
             }
             bytes += part.len() as u64;
             last = part.last().copied().or(last);
-            // One byte above the limit is allowed for, since it may turn out to be a carriage return.
-            if bytes <= self.limit as u64 + 1 {
+            // What is taken off again is allowed for: a carriage return, and a byte order mark.
+            if bytes <= self.limit as u64 + 1 + mark::UTF8.len() as u64 {
                 line.extend_from_slice(part);
             } else {
                 line = Vec::new();
@@ -81,17 +95,77 @@ impl<R: Read> Lines<R> {
             line.pop(); // Nothing, where the line was too long to be kept.
             bytes -= 1;
         }
+        // The mark of the whole text is no part of its first line.
+        if self.number == 1 && line.starts_with(mark::UTF8) {
+            line.drain(..mark::UTF8.len());
+            bytes -= mark::UTF8.len() as u64;
+        }
         let line = if bytes <= self.limit as u64 { Line::Whole(line) } else { Line::TooLong { bytes } };
         Ok(Some((self.number, line)))
     }
 }
 
+/// What a line comes to.
+pub(crate) enum Content<T> {
+    Nothing,
+    One(T),
+    /// Its payload follows in pieces, on the next lines.
+    InPieces(T, Cut),
+}
+
+/// What is wrong with a line.
+pub(crate) enum Bad {
+    /// The others may be good.
+    Line(String),
+    /// Nothing that follows can be read, either.
+    Stream(String),
+}
+
+impl From<String> for Bad {
+    fn from(problem: String) -> Bad {
+        Bad::Line(problem)
+    }
+}
+
+/// What a line can be stored as.
+pub(crate) trait Entry: Clone {
+    /// Stores all of them, or none.
+    fn put(store: &Store, entries: Vec<Self>) -> relet::Result<Vec<Enqueued>>;
+
+    /// Stores one, with this payload.
+    fn put_from(self, store: &Store, payload: impl Read) -> relet::Result<Enqueued>;
+}
+
+/// A message for a queue.
+impl Entry for (String, Message) {
+    fn put(store: &Store, entries: Vec<Self>) -> relet::Result<Vec<Enqueued>> {
+        let Some((queue, _)) = entries.first() else { return Ok(Vec::new()) };
+        store.queue(queue).enqueue_all(entries.iter().map(|(_, message)| message.clone()))
+    }
+
+    fn put_from(self, store: &Store, payload: impl Read) -> relet::Result<Enqueued> {
+        store.queue(&self.0).enqueue_from(self.1, payload)
+    }
+}
+
+/// A message with its history.
+impl Entry for Snapshot {
+    fn put(store: &Store, entries: Vec<Self>) -> relet::Result<Vec<Enqueued>> {
+        store.import(entries)
+    }
+
+    fn put_from(self, store: &Store, payload: impl Read) -> relet::Result<Enqueued> {
+        store.import_from(self, payload)
+    }
+}
+
 /// Stores what lines of stdin say, in batches, and keeps count.
-pub(crate) struct Loader<'a> {
+pub(crate) struct Loader<'a, T> {
     store: &'a Store,
     out: &'a mut Out,
     bar: Option<ProgressBar>,
-    batch: Vec<Entry>,
+    /// Each with its line.
+    batch: Vec<(u64, T)>,
     batch_bytes: usize,
     stored: u64,
     existing: u64,
@@ -100,15 +174,8 @@ pub(crate) struct Loader<'a> {
     mute: Option<Failure>,
 }
 
-/// A message that waits for its batch.
-struct Entry {
-    line: u64,
-    queue: String,
-    message: Message,
-}
-
-impl<'a> Loader<'a> {
-    pub(crate) fn new(store: &'a Store, out: &'a mut Out) -> Loader<'a> {
+impl<'a, T: Entry> Loader<'a, T> {
+    pub(crate) fn new(store: &'a Store, out: &'a mut Out) -> Loader<'a, T> {
         // No bar where it would run through what is being typed; without a terminal indicatif draws none.
         let bar = (!io::stdin().is_terminal()).then(|| {
             let style = ProgressStyle::with_template("{spinner} {human_pos} stored, {per_sec}, {elapsed}");
@@ -117,32 +184,35 @@ impl<'a> Loader<'a> {
         Loader { store, out, bar, batch: Vec::new(), batch_bytes: 0, stored: 0, existing: 0, bad: 0, mute: None }
     }
 
-    /// Reads all of stdin, and stores what `read` makes of its lines: a queue and a message, nothing, or what is wrong.
-    pub(crate) fn load(
-        mut self,
-        limit: usize,
-        mut read: impl FnMut(Vec<u8>) -> Result<Option<(String, Message)>, String>,
-    ) -> Outcome {
+    /// Reads all of stdin, and stores what `read` makes of its lines.
+    pub(crate) fn load(mut self, limit: usize, mut read: impl FnMut(Vec<u8>) -> Result<Content<T>, Bad>) -> Outcome {
         let mut lines = Lines::new(io::stdin().lock(), limit);
         loop {
             if !lines.is_ready() {
                 self.store_batch()?;
             }
-            let next = lines.next().map_err(|error| {
-                Failure::failed(format!("stdin cannot be read after line {}: {error}", lines.number))
-            })?;
+            let next = lines.next().map_err(|error| pieces::unreadable(lines.number, &error))?;
             let Some((line, content)) = next else { break };
             let entry = match content {
                 Line::Whole(bytes) => {
                     self.batch_bytes += bytes.len();
                     read(bytes)
                 }
-                Line::TooLong { bytes } => Err(format!("{bytes} bytes are too long, the limit is {limit}")),
+                Line::TooLong { bytes } => Err(Bad::Line(format!("{bytes} bytes are too long, the limit is {limit}"))),
             };
             match entry {
-                Ok(Some((queue, message))) => self.batch.push(Entry { line, queue, message }),
-                Ok(None) => {}
-                Err(problem) => self.name_bad(line, &problem),
+                Ok(Content::One(entry)) => self.batch.push((line, entry)),
+                Ok(Content::InPieces(entry, cut)) => {
+                    self.store_batch()?;
+                    self.store_pieces(line, entry, Pieces::new(&mut lines, cut))?;
+                }
+                Ok(Content::Nothing) => {}
+                Err(Bad::Line(problem)) => self.name_bad(line, &problem),
+                Err(Bad::Stream(problem)) => {
+                    self.store_batch()?;
+                    let stopped = format!("line {line}: {problem}; it and those after it are not stored");
+                    return Err(Failure::failed(stopped));
+                }
             }
             if self.batch.len() >= BATCH_LINES || self.batch_bytes >= BATCH_BYTES {
                 self.store_batch()?;
@@ -152,38 +222,56 @@ impl<'a> Loader<'a> {
         self.finish()
     }
 
-    /// Stores what is gathered, each queue's in a commit of its own, in the order of the lines.
+    /// Stores what is gathered in one commit.
     fn store_batch(&mut self) -> Outcome<()> {
         self.batch_bytes = 0;
         let batch = std::mem::take(&mut self.batch);
-        for run in batch.chunk_by(|a, b| a.queue == b.queue) {
-            let queue = self.store.queue(&run[0].queue);
-            match queue.enqueue_all(run.iter().map(|entry| entry.message.clone())) {
-                Ok(enqueued) => {
-                    for (entry, enqueued) in run.iter().zip(enqueued) {
-                        self.stored(entry.line, enqueued);
-                    }
-                }
-                Err(error) if is_about_a_message(&error) => self.store_singly(run)?,
-                Err(error) => return Err(stopped(&error, run)),
-            }
+        if batch.is_empty() {
+            return Ok(());
         }
-        if !batch.is_empty() && self.mute.is_none() {
+        match T::put(self.store, batch.iter().map(|(_, entry)| entry.clone()).collect()) {
+            Ok(enqueued) => {
+                for ((line, _), enqueued) in batch.iter().zip(enqueued) {
+                    self.stored(*line, enqueued);
+                }
+            }
+            Err(error) if is_about_a_message(&error) => self.store_singly(&batch)?,
+            Err(error) => return Err(stopped(&error, batch[0].0, batch[batch.len() - 1].0)),
+        }
+        if self.mute.is_none() {
             self.mute = self.out.flush().err();
         }
         Ok(())
     }
 
     /// One of these was refused, and all with it: finds out which.
-    fn store_singly(&mut self, run: &[Entry]) -> Outcome<()> {
-        for (at, entry) in run.iter().enumerate() {
-            match self.store.queue(&entry.queue).enqueue(entry.message.clone()) {
-                Ok(enqueued) => self.stored(entry.line, enqueued),
-                Err(error) if is_about_a_message(&error) => self.name_bad(entry.line, &describe(&error)),
-                Err(error) => return Err(stopped(&error, &run[at..])),
+    fn store_singly(&mut self, batch: &[(u64, T)]) -> Outcome<()> {
+        for (line, entry) in batch {
+            match T::put(self.store, vec![entry.clone()]) {
+                Ok(enqueued) => enqueued.into_iter().for_each(|enqueued| self.stored(*line, enqueued)),
+                Err(error) if is_about_a_message(&error) => self.name_bad(*line, &describe(&error)),
+                Err(error) => return Err(stopped(&error, *line, batch[batch.len() - 1].0)),
             }
         }
         Ok(())
+    }
+
+    /// Stores one whose payload comes on the lines that follow.
+    fn store_pieces(&mut self, line: u64, entry: T, mut pieces: Pieces<'_, impl Read>) -> Outcome<()> {
+        let error = match entry.put_from(self.store, &mut pieces) {
+            Ok(enqueued) => {
+                self.stored(line, enqueued);
+                return Ok(());
+            }
+            Err(error) => error,
+        };
+        match pieces::problem(&error) {
+            Some((true, problem)) => self.name_bad(line, &problem),
+            Some((false, problem)) => self.name(line, &problem),
+            None if is_about_a_message(&error) => self.name_bad(line, &describe(&error)),
+            None => return Err(stopped(&error, line, line)),
+        }
+        pieces.skip().map_err(|error| pieces::unreadable(line, &error))
     }
 
     fn stored(&mut self, line: u64, enqueued: Enqueued) {
@@ -200,6 +288,10 @@ impl<'a> Loader<'a> {
 
     fn name_bad(&mut self, line: u64, problem: &str) {
         self.bad += 1;
+        self.name(line, problem);
+    }
+
+    fn name(&self, line: u64, problem: &str) {
         match &self.bar {
             Some(bar) => bar.suspend(|| say(format_args!("line {line}: {problem}"))),
             None => say(format_args!("line {line}: {problem}")),
@@ -228,12 +320,18 @@ impl<'a> Loader<'a> {
 
 /// Whether the error would not be there without this message: what else is wrong would concern the next one as well.
 fn is_about_a_message(error: &Error) -> bool {
-    matches!(error, Error::PayloadTooLarge { .. } | Error::QueueName { .. } | Error::Text { .. } | Error::Range { .. })
+    matches!(
+        error,
+        Error::PayloadTooLarge { .. }
+            | Error::QueueName { .. }
+            | Error::Text { .. }
+            | Error::Range { .. }
+            | Error::NotImported { .. }
+    )
 }
 
 /// Says from which line on nothing is stored.
-fn stopped(error: &Error, rest: &[Entry]) -> Failure {
-    let (first, last) = (rest.first().map_or(0, |entry| entry.line), rest.last().map_or(0, |entry| entry.line));
+fn stopped(error: &Error, first: u64, last: u64) -> Failure {
     match error {
         Error::Indeterminate { .. } => Failure::with(
             error,
@@ -250,7 +348,7 @@ mod tests {
     fn read(input: &[u8], limit: usize) -> Vec<(u64, Line)> {
         // Single bytes at a time show that no line depends on where a read ends.
         let mut whole = Lines::new(input, limit);
-        let mut slow = Lines { input: BufReader::with_capacity(1, input), limit, number: 0 };
+        let mut slow = Lines { input: BufReader::with_capacity(1, input), limit, number: 0, again: None };
         let mut lines = Vec::new();
         while let Some(line) = whole.next().unwrap() {
             assert_eq!(slow.next().unwrap().as_ref(), Some(&line));

@@ -14,7 +14,7 @@ const BUSY_WAIT_MAX: Duration = Duration::from_secs(86_400);
 
 /// Reads a span: whole numbers with the units d, h, m, s and ms, the largest first, each at most once.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
-    let shown: String = text.chars().take(40).collect();
+    let shown = shown(text);
     let wrong =
         |problem: &str| Err(format!("the duration {shown:?} {problem}; write it as 30s, 5m, 1h30m, 250ms or 2d"));
     let (mut rest, mut units, mut total) = (text, UNITS.as_slice(), 0_u64);
@@ -45,7 +45,11 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
 /// Reads a span that a process may wait for the store's lock.
 pub(crate) fn busy_wait(text: &str) -> Result<Duration, String> {
     let wait = duration(text)?;
-    if wait <= BUSY_WAIT_MAX { Ok(wait) } else { Err(format!("a busy wait of {text} is longer than 1d")) }
+    if wait <= BUSY_WAIT_MAX {
+        Ok(wait)
+    } else {
+        Err(format!("the busy wait {:?} is longer than 1d; write it as 5s, or at most 1d", shown(text)))
+    }
 }
 
 /// So many messages in a span.
@@ -57,11 +61,13 @@ pub(crate) struct Rate {
 
 /// Reads a rate, such as `100/1m`.
 pub(crate) fn rate(text: &str) -> Result<Rate, String> {
-    let shown: String = text.chars().take(40).collect();
+    let shown = shown(text);
     let wrong = |problem: &str| format!("the rate {shown:?} {problem}; write it as 100/1m or 5/250ms");
     let (messages, period) = text.split_once('/').ok_or_else(|| wrong("has no / in it"))?;
-    let number = messages.parse().ok().filter(|_| !messages.starts_with('+'));
-    let messages = number.ok_or_else(|| wrong("does not begin with a number of messages"))?;
+    if messages.is_empty() || !messages.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Err(wrong("does not begin with a number of messages"));
+    }
+    let messages = messages.parse().map_err(|_| wrong(&format!("is of more than {} messages", u32::MAX)))?;
     Ok(Rate { messages, period: duration(period)? })
 }
 
@@ -70,18 +76,49 @@ pub(crate) fn retry(text: &str) -> Result<Retry, String> {
     let Some((first, longest)) = text.split_once("..") else { return Ok(Retry::fixed(duration(text)?)) };
     let (first, longest) = (duration(first)?, duration(longest)?);
     if first > longest {
-        return Err(format!("the backoff {text:?} ends below its beginning; write it as 30s, or 1s..1h"));
+        let shown = shown(text);
+        return Err(format!("the backoff {shown:?} ends below its beginning; write it as 30s, or 1s..1h"));
     }
     Ok(Retry::exponential(first, longest))
 }
 
 /// Reads an instant.
 pub(crate) fn instant(text: &str) -> Result<SystemTime, String> {
-    let shown: String = text.chars().take(40).collect();
-    const FORM: &str = "write it as 2030-01-31T08:00:00Z or 2030-01-31T08:00:00+02:00";
-    let stamp: Timestamp =
-        text.parse().map_err(|error| format!("the instant {shown:?} cannot be read ({error}); {FORM}"))?;
-    at_ms(stamp.as_millisecond()).ok_or_else(|| format!("the instant {shown:?} is out of range; {FORM}"))
+    let problem = match text.parse::<Timestamp>() {
+        Ok(stamp) => match at_ms(stamp.as_millisecond()) {
+            Some(at) => return Ok(at),
+            None => "is later than this system can tell",
+        },
+        Err(_) => why_no_instant(text),
+    };
+    let (shown, last) = (shown(text), Timestamp::MAX.strftime("%Y-%m-%dT%H:%M:%SZ"));
+    Err(format!(
+        "the instant {shown:?} {problem}; write it as 2030-01-31T08:00:00Z or 2030-01-31T08:00:00+02:00, up to {last}"
+    ))
+}
+
+/// What is wrong with a text that is no instant, in our own words.
+fn why_no_instant(text: &str) -> &'static str {
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let (date, time) = text.split_once(['T', 't', ' ']).map_or((text, None), |(date, time)| (date, Some(time)));
+    let mut parts = date.trim_start_matches('+').splitn(3, '-');
+    let (year, month, day) = (parts.next(), parts.next(), parts.next());
+    let is_date = [year, month, day].into_iter().all(|part| part.is_some_and(digits));
+    let year = year.filter(|_| is_date).unwrap_or_default().trim_start_matches('0');
+    match time {
+        _ if text.is_empty() => "is empty",
+        _ if !is_date => "is no date and time",
+        _ if year.len() > 4 => "is beyond the year 9999",
+        None => "has no time of day",
+        Some(time) if !time.contains(['Z', 'z', '+', '-']) => "has no offset from UTC (Z, or +02:00)",
+        Some(_) if year == "9999" => "is beyond the last one, or there is none of that date, time or offset",
+        Some(_) => "is none: there is no such date, time or offset",
+    }
+}
+
+/// As much of a text as is told.
+fn shown(text: &str) -> String {
+    text.chars().take(40).collect()
 }
 
 /// A span in the form that [`duration`] reads, in its two largest units.

@@ -1,4 +1,4 @@
-//! Prune and backup, and what is printed for shells and manuals.
+//! Prune, backup and restore, and what is printed for shells and manuals.
 
 use std::io;
 use std::path::Path;
@@ -26,6 +26,17 @@ pub(crate) fn backup(global: &Global, out: &mut Out, target: &Path) -> Outcome {
     let target = target.display().to_string();
     match out.json {
         true => out.object(Object::new().put("backup", target))?,
+        false => out.line(target)?,
+    }
+    Ok(Exit::Done)
+}
+
+pub(crate) fn restore(global: &Global, out: &mut Out, source: &Path) -> Outcome {
+    let target = global.file()?;
+    global.options().restore(source, target)?;
+    let target = target.display().to_string();
+    match out.json {
+        true => out.object(Object::new().put("restored", target))?,
         false => out.line(target)?,
     }
     Ok(Exit::Done)
