@@ -101,8 +101,12 @@ impl Reserve {
             Err(TryLockError::WouldBlock) => return Ok(()), // another process is at it
             Err(TryLockError::Error(error)) => return Err(error),
         }
-        // Whoever had the lock before may just have finished it.
-        if !is_at(&part, &file)? || there(&whole) == There::Own(self.bytes) {
+        // Whoever had the lock before may just have finished it, before this one was opened or after.
+        if !is_at(&part, &file)? {
+            return Ok(());
+        }
+        if there(&whole) == There::Own(self.bytes) {
+            let _ = std::fs::remove_file(&part);
             return Ok(());
         }
         let made = self.fill(&mut file, store).and_then(|()| match there(&whole) {

@@ -23,14 +23,19 @@ fn on_a_disk_of(kib: u32, script: &str) -> Option<String> {
     };
     let mount = format!("mount -t tmpfs -o size={kib}k none $D || exit 99; cd $D; relet() {{ \"$R\" \"$@\"; }};");
     let there = Command::new("unshare").arg("--version").output().is_ok() && run(&mount).status.success();
-    let output = there.then(|| run(&format!("{mount} set -eu\n{script}")));
+    // Which command it was that failed is told by the trace, which is not on the small disk.
+    let trace = folder.with_extension("trace");
+    let begin = format!("exec 19>{}; BASH_XTRACEFD=19; set -eux", trace.display());
+    let output = there.then(|| run(&format!("{begin}\n{mount}\n{script}")));
     let _ = std::fs::remove_dir(&folder);
+    let traced = std::fs::read_to_string(&trace).unwrap_or_default();
+    let _ = std::fs::remove_file(&trace);
     let Some(output) = output else {
         eprintln!("skipped: a small file system cannot be mounted here (`unshare -rm`, `mount -t tmpfs`)");
         return None;
     };
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{}: {script}\n--- {out}\n--- {err}", output.status);
+    assert!(output.status.success(), "{}: {script}\n--- {out}\n--- {err}\n--- {traced}", output.status);
     Some(format!("{out}{err}"))
 }
 
