@@ -418,8 +418,8 @@ impl Seat {
         // A commit that writes nothing syncs nothing either.
         let wrote = self.conn.total_changes() != all_before;
         self.check_file()?;
-        self.commit()?;
-        self.waker.note_commit();
+        let waker = self.waker.clone();
+        waker.committing(|| self.commit())?;
         self.boot = boot;
         self.rung.all |= rung.all;
         self.rung.queues.extend(rung.queues);

@@ -110,14 +110,17 @@ impl Waker {
         self.ring(&Rung { all: true, ..Rung::default() });
     }
 
-    /// A commit of this process was made, whoever was rung for.
-    pub(crate) fn note_commit(&self) {
-        self.commits.fetch_add(1, Ordering::Relaxed);
+    /// Runs a commit of this process, and counts it.
+    pub(crate) fn committing<T>(&self, commit: impl FnOnce() -> T) -> T {
+        self.commits.fetch_add(1, Ordering::SeqCst);
+        let outcome = commit();
+        self.commits.fetch_add(1, Ordering::SeqCst);
+        outcome
     }
 
-    /// Commits of this process so far.
+    /// The beginnings and the ends of this process's commits so far: odd while one is being made.
     pub(crate) fn commits(&self) -> u64 {
-        self.commits.load(Ordering::Relaxed)
+        self.commits.load(Ordering::SeqCst)
     }
 
     /// The file was changed, and it is not known whether by this process alone: the next transaction will find out.

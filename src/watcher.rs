@@ -49,7 +49,7 @@ pub(crate) fn keep_watch(waker: &Arc<Waker>, path: &Path) {
             waker.set_quiet(false);
             continue;
         }
-        let commits = waker.commits(); // before the look: a commit that is seen and not counted is taken for another's
+        let commits = waker.commits();
         let heard = ears.as_mut().map_or(Heard::Nothing, Ears::take);
         if heard == Heard::Gone {
             watching = None;
@@ -78,7 +78,8 @@ pub(crate) fn keep_watch(waker: &Arc<Waker>, path: &Path) {
             },
         };
         let found = waker.take_found();
-        let theirs = commits == waker.commits() && commits == committed;
+        // None of its own was made since the look before, or is being made.
+        let theirs = commits == waker.commits() && commits == committed && commits.is_multiple_of(2);
         if !theirs {
             (committed, ours) = (commits, Stopwatch::start());
         }
