@@ -78,6 +78,11 @@ impl Reserve {
         };
     }
 
+    /// How much is set aside.
+    pub(crate) fn bytes(&self) -> u64 {
+        if self.spent { 0 } else { self.bytes }
+    }
+
     /// Deletes the file, if this or another process has not done so yet. Returns whether there may be more room now: once,
     /// until the file could be made again.
     pub(crate) fn release(&mut self) -> bool {

@@ -225,7 +225,8 @@ impl Seat {
             .and_then(|bytes| u64::try_from(bytes).ok())
             .unwrap_or(0);
         self.reserve.keep(bytes);
-        let pages = i64::try_from(bytes / LOG_PAGE).unwrap_or(i64::MAX);
+        // Half of it: on a full disk the log has to share it with its index and the locks.
+        let pages = i64::try_from(bytes / 2 / LOG_PAGE).unwrap_or(i64::MAX);
         self.checkpoint_pages =
             if bytes == 0 { CHECKPOINT_PAGES } else { pages.clamp(CHECKPOINT_PAGES_MIN, CHECKPOINT_PAGES) };
     }
@@ -241,6 +242,22 @@ impl Seat {
             (Some(limit), _) => Error::Full { needed: 0, reserve: 0, free: None, limit: Some(limit) },
             (None, full) => full,
         }
+    }
+
+    /// Why new messages of so many bytes are refused: they could be written into the log, and not be moved from there into the file, even
+    /// with what is set aside. Such a disk would stay full for ever. Small commits need no look: the log is moved before it gets as
+    /// long as the reserve.
+    fn lacks_room(&self, stored: u64) -> Result<Option<Error>> {
+        let (Some(path), reserve) = (&self.path, self.reserve.bytes()) else { return Ok(None) };
+        if reserve == 0 || stored < reserve / 4 {
+            return Ok(None);
+        }
+        let number = |sql: &str| self.conn.query_row(sql, [], |row| row.get::<_, i64>(0));
+        let whole = number("PRAGMA main.page_count")?.saturating_mul(number("PRAGMA main.page_size")?).unsigned_abs();
+        let (file, free) = (std::fs::metadata(path).map_or(0, |file| file.len()), reserve::free(path));
+        let needed = whole.saturating_sub(file) + stored + stored / 4;
+        let lacks = free.is_some_and(|free| free.saturating_add(reserve) < needed);
+        Ok(lacks.then(|| Error::Full { needed, reserve, free, limit: None }))
     }
 
     fn ran_out(&self, error: &Error) -> bool {
@@ -330,13 +347,15 @@ impl Seat {
         let _ = self.attempt(self.options.busy_wait, &mut [&mut Task::new(Need::Settle, mend::set_aside)], true);
     }
 
-    /// Gives the reserve up, so that the log can be moved into the file. Returns whether there is more room now.
+    /// Gives the reserve up, and moves the log into the file: its room is free then. Returns whether there is more room now.
     fn make_room(&mut self) -> bool {
         let released = self.reserve.release();
-        if released {
+        let log = |path: &PathBuf| std::fs::metadata(files::beside(path, "-wal")).map_or(0, |log| log.len());
+        let before = self.path.as_ref().map_or(0, log);
+        if before > 0 {
             self.note(checkpoint(&self.conn, "TRUNCATE"));
         }
-        released
+        released || self.path.as_ref().map_or(0, log) < before
     }
 
     /// One BEGIN IMMEDIATE … COMMIT. An error means that nothing was stored (or [`Error::Indeterminate`]).
@@ -410,6 +429,7 @@ impl Seat {
             }
         }
         tx.finish()?;
+        let stored = tx.stored;
         if tx.budget.left() == 0 {
             self.gaps = self.gaps.max(1); // it took long, and there is more of it
         }
@@ -417,6 +437,10 @@ impl Seat {
         let rung = std::mem::take(&mut tx.rung);
         // A commit that writes nothing syncs nothing either.
         let wrote = self.conn.total_changes() != all_before;
+        if let Some(full) = self.lacks_room(stored)? {
+            leave_out_enqueues(jobs, || full.clone());
+            return Ok(Try::LeftOut);
+        }
         self.check_file()?;
         let waker = self.waker.clone();
         waker.committing(|| self.commit())?;

@@ -186,6 +186,36 @@ relet claim mail -w me --json >/dev/null"#,
     }
 }
 
+/// A commit that was larger than what is set aside could be written into the log, and never be moved from there into the file.
+#[test]
+fn what_is_stored_on_a_small_disk_in_large_commits_drains_when_the_last_byte_is_taken() {
+    on_a_disk_of(
+        3 << 10,
+        r#"
+seq 4000 | sed "s/$/$(printf ' long%.0s' $(seq 300))/" |
+  relet enqueue mail --lines=text >/dev/null 2>&1 && { echo "it never got full"; exit 1; }
+head -c 1300000 /dev/zero | relet enqueue large - >/dev/null 2>&1 && { echo "it found room"; exit 1; }
+cat /dev/zero > ballast 2>/dev/null && exit 1
+before=$(relet list --limit 1 --json | wc -l)
+test "$before" -eq 1
+timeout 120 "$R" work mail --drain -- true >/dev/null 2>&1
+relet stats --json | grep -q '"pending":0'
+relet doctor >/dev/null"#,
+    );
+    on_a_disk_of(
+        3 << 10,
+        r#"
+relet enqueue mail first >/dev/null
+# It fits into the log, and not into the file beside the log.
+head -c 1300000 /dev/urandom | base64 -w0 | head -c 1400000 > large
+relet enqueue large - < large >/dev/null 2>said && { rm large; relet claim large -w me >/dev/null; exit 0; }
+grep -q "disk is full" said
+rm large
+timeout 60 "$R" work mail --drain -- true >/dev/null 2>&1
+relet doctor >/dev/null"#,
+    );
+}
+
 /// There is no room for the copy beside the old one: that stays, whole.
 #[test]
 fn a_restore_without_room_leaves_the_old_store() {

@@ -32,7 +32,7 @@ pub(crate) fn enqueue_spooled(tx: &mut Tx<'_>, queue: &str, message: &Message, s
 }
 
 fn insert(tx: &mut Tx<'_>, queue: &QueueRow, message: &Message, payload: Source<'_>) -> Result<Enqueued> {
-    let now = tx.now.time;
+    let (now, bytes) = (tx.now.time, payload.len());
     if let Some(existing) = existing(tx, queue, message.key.as_deref())? {
         return Ok(existing);
     }
@@ -74,6 +74,7 @@ fn insert(tx: &mut Tx<'_>, queue: &QueueRow, message: &Message, payload: Source<
         put_beside(tx, message, row.id, gate, wait, !behind)?;
     }
     tx.count(queue.id, None, Some(Place::On(message.route)));
+    tx.note_stored(bytes);
     tx.ring(queue.id);
     Ok(Enqueued { id: MessageId::new(row.id), existing: false })
 }

@@ -16,6 +16,7 @@ use crate::view::Snapshot;
 /// What was held or deferred waits for anyone: a receipt and a lease mean nothing in another file.
 pub(crate) fn import(tx: &mut Tx<'_>, message: &Snapshot, mut payload: Source<'_>) -> Result<Enqueued> {
     let queue = queues::find_or_make(tx, &message.queue)?;
+    let bytes = payload.len();
     let is_live = message.status.is_live();
     if is_live && let Some(existing) = enqueue::existing(tx, &queue, message.key.as_deref())? {
         return Ok(existing);
@@ -83,6 +84,7 @@ pub(crate) fn import(tx: &mut Tx<'_>, message: &Snapshot, mut payload: Source<'_
         finished::put(tx.conn, id, Status::Dead, at, None)?;
     }
     tx.count(queue.id, None, Some(Place::of(record.status, record.route, false)));
+    tx.note_stored(bytes);
     tx.ring(queue.id);
     Ok(Enqueued { id: MessageId::new(id), existing: false })
 }

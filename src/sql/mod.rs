@@ -64,6 +64,8 @@ pub(crate) struct Tx<'c> {
     pub(crate) rung: Rung,
     /// Whether the operation that runs has said whom it wakes; one that has not wakes all.
     pub(crate) said: bool,
+    /// About how many bytes of new messages it stores.
+    pub(crate) stored: u64,
     /// The largest message id that this transaction has given out.
     last_id: Option<i64>,
     counts: counters::Counts,
@@ -110,6 +112,7 @@ impl<'c> Tx<'c> {
             budget: budget::Budget::new(),
             rung: Rung::default(),
             said: false,
+            stored: 0,
             last_id: None,
             counts: counters::Counts::default(),
         }
@@ -119,6 +122,12 @@ impl<'c> Tx<'c> {
     pub(crate) fn ring(&mut self, queue: i64) {
         self.said = true;
         self.rung.queues.insert(queue);
+    }
+
+    /// A new message is stored, with a payload of this size.
+    pub(crate) fn note_stored(&mut self, payload: usize) {
+        const BESIDE: u64 = 128; // its row and its places in the indexes
+        self.stored += payload as u64 + BESIDE;
     }
 
     /// Nothing has become claimable.

@@ -36,6 +36,14 @@ impl Source<'_> {
         }
     }
 
+    /// Its size in bytes.
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Source::Memory(bytes) => bytes.len(),
+            Source::Spool(spool) => spool.len(),
+        }
+    }
+
     /// The payload, where it belongs into the message's own row.
     pub(crate) fn inline(&self) -> Option<&[u8]> {
         match self {

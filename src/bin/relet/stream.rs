@@ -17,9 +17,9 @@ use crate::pieces::{self, Cut, Pieces};
 /// Bytes that are read from stdin at once.
 const READ: usize = 1 << 20;
 /// Lines in one commit, at most.
-const BATCH_LINES: usize = 10_000;
+const BATCH_LINES: usize = 1_000;
 /// Payload in one commit, in bytes, above which it is made.
-const BATCH_BYTES: usize = 4 << 20;
+const BATCH_BYTES: usize = 256 << 10;
 
 /// A line of input.
 #[derive(Debug, PartialEq, Eq)]
