@@ -3,6 +3,7 @@
 
 mod support;
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use relet::{Durability, Error, Monitor, Outcome, Settle, Store, Workers};
@@ -12,6 +13,12 @@ unsafe extern "C" {
     fn fork() -> i32;
     fn waitpid(pid: i32, status: *mut i32, options: i32) -> i32;
     fn _exit(code: i32) -> !;
+}
+
+/// One test at a time: a child inherits whatever another test's thread has locked inside SQLite, and nobody unlocks it there.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Runs `child` in a forked process, and says with which code it ended. (It shares nothing that it would unlock: it neither prints nor panics.)
@@ -37,6 +44,7 @@ fn is_forked<T>(outcome: Result<T, Error>) -> bool {
 
 #[test]
 fn every_call_of_a_child_is_refused_and_its_end_changes_nothing() {
+    let _alone = alone();
     let dir = Dir::new("fork");
     let path = dir.join("store.db");
     let store = Store::options().durability(Durability::Normal).reserve(0).open(&path).unwrap();
@@ -88,6 +96,7 @@ fn every_call_of_a_child_is_refused_and_its_end_changes_nothing() {
 
 #[test]
 fn a_child_that_drops_everything_leaves_the_parents_threads_and_files_alone() {
+    let _alone = alone();
     let dir = Dir::new("fork");
     let path = dir.join("store.db");
     let store = Store::options().reserve(0).open(&path).unwrap();
@@ -115,6 +124,7 @@ fn a_child_that_drops_everything_leaves_the_parents_threads_and_files_alone() {
 /// SQLite's lists of what it has locked are inherited, and its locks are not: what the child would acknowledge could be lost.
 #[test]
 fn a_child_cannot_open_what_its_parent_had_open_and_a_new_program_can() {
+    let _alone = alone();
     let dir = Dir::new("fork");
     let (path, free) = (dir.join("store.db"), dir.join("free.db"));
     drop(Store::open(&free).unwrap()); // closed before the fork
@@ -139,6 +149,7 @@ fn a_child_cannot_open_what_its_parent_had_open_and_a_new_program_can() {
 
 #[test]
 fn names_that_parent_and_child_make_are_not_alike() {
+    let _alone = alone();
     let dir = Dir::new("fork");
     let store = Store::options().reserve(0).open(dir.join("store.db")).unwrap();
     let said = dir.join("said");
